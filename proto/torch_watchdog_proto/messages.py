@@ -1,0 +1,393 @@
+"""The words that rank, node process and daemon say to each other, as frozen dataclasses of the standard library.
+
+Owns the vocabulary; knows nothing of sockets, protobuf, torch or clocks. Steps are optimizer steps, 0-based; ranks are global; times are
+nanoseconds since the epoch unless a name says otherwise. `frames.py` turns them into JSON frames (rank <-> node process), `codec.py` into
+protobuf (node process <-> daemon).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Policy: TypeAlias = Literal["stop", "skip", "observe"]
+Phase: TypeAlias = Literal["start", "train", "eval", "saving", "end"]
+Number: TypeAlias = int | float | str | None  # a str only for values JSON has no number for: "nan", "inf", "-inf"
+
+EXIT_BAD_DATA = 65
+EXIT_DIVERGED = 70
+EXIT_MACHINE = 75
+
+
+# A violation: what the guard found in a batch. Field names are those of incident.json.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Where in the data the offending element came from; `dataset_index` is None for iterable sets."""
+
+    position_in_batch: int | None = None
+    dataset_index: int | None = None
+    worker: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """The index that the model computes from the batch, and how, in words: `cumsum(input_ids != 1) + 1`."""
+
+    expression: str
+    value: Number = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFact:
+    """The offending tensor of the batch. `element` is the index of the first offending element, `value` the value there, `count` how many offend."""
+
+    key: str
+    element: tuple[int, ...] | None = None
+    value: Number = None
+    count: int | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = "cpu"
+    derived: Derived | None = None
+    sample: Sample | None = None
+    also: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundFact:
+    """The bound that was broken; `low` and `high` are inclusive, `source` is `file:line` of the code that consumes the index."""
+
+    low: Number = None
+    high: Number = None
+    ignored: tuple[int | float, ...] = ()
+    op: str = ""
+    module: str | None = None
+    source: str | None = None
+    learned_from: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One batch that the model cannot take. `repairable`: legal values can stand in, so that the collectives of the step stay whole."""
+
+    kind: str
+    summary: str
+    cause: str
+    fix: str
+    batch: BatchFact
+    bound: BoundFact | None = None
+    severity: Literal["warning", "critical"] = "critical"
+    repairable: bool = True
+
+
+# Control: rank -> daemon. The node process adds (job, attempt); a participant ignores generations older than its own.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHello:
+    """First words of a rank's control thread."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    attempt: int
+    host: str
+    version: str
+    torch_version: str = ""
+    backend: str = ""
+    coupled: bool = True  # False where ranks share no process group: orders that need lockstep are refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Rank holds a bad batch at hand-over for `step`; it has not entered any collective of that step."""
+
+    rank: int
+    step: int
+    micro_step: int
+    violation: Violation
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A traced step refused an op inside the forward (or nothing could repair the batch): the rank raises and cannot finish the step."""
+
+    rank: int
+    step: int
+    micro_step: int
+    violation: Violation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """A violation that changes nothing: policy observe, or only a warning."""
+
+    rank: int
+    step: int
+    micro_step: int
+    violation: Violation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """The rank's promise: it has passed gate `passed` (-1: none) and will not pass the gates that the order names."""
+
+    rank: int
+    generation: int
+    passed: int
+    phase: Phase = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vetoed:
+    """The rank skipped the update of `step`."""
+
+    rank: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """The rank is at the boundary and begins to write."""
+
+    rank: int
+    generation: int
+    updates_applied: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """One file that a rank wrote, relative to the checkpoint's folder."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The rank's part is written and read back, or `error` says why not. `finite`: no NaN or Inf in its part."""
+
+    rank: int
+    generation: int
+    updates_applied: int
+    path: str = ""
+    format: str = ""
+    finite: bool = True
+    files: tuple[SavedFile, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """Rank 0 wrote manifest and COMMITTED, or `error` says why not."""
+
+    rank: int
+    generation: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """The rank raises SystemExit now."""
+
+    rank: int
+    generation: int
+    updates_applied: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The rank's interpreter ends by itself: no gate will follow."""
+
+    rank: int
+    passed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNote:
+    """A fact worth one line on the timeline (a hook turned off, what is not covered, the learned contract is on disk)."""
+
+    rank: int
+    text: str
+    level: Literal["info", "warning"] = "info"
+
+
+RankMessage: TypeAlias = (
+    RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | RankNote
+)
+
+
+# Control: daemon -> rank.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Promise not to pass gate `veto` (bad batch), or any gate above passed + 1 (request: veto None), before the decision."""
+
+    generation: int
+    veto: int | None = None
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """The decision. `veto`: skip the update of that step. `stop_after`: apply updates up to that step, then act.
+
+    `save`: write a checkpoint at the boundary; `leave`: end the rank after it with `exit_code`.
+    """
+
+    generation: int
+    veto: int | None = None
+    stop_after: int | None = None
+    save: bool = True
+    leave: bool = True
+    exit_code: int = EXIT_BAD_DATA
+    path: str = ""
+    reason: str = ""
+    grace_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon:
+    """The order was given up: forget its promises."""
+
+    generation: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCommitted:
+    """To the lowest saver: every part is whole; write the manifest, then COMMITTED (only where `good`)."""
+
+    generation: int
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    good: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Nothing more will come of this order: leave (or go on, where the Commit said so)."""
+
+    generation: int
+    committed: bool = False
+
+
+Order: TypeAlias = Prepare | Commit | Abandon | WriteCommitted | Leave
+
+
+# Telemetry: node process -> daemon.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorColumns:
+    """Statistics of one tensor of the batch, one entry per row of `rows` (an index into the block's micro-steps)."""
+
+    key: str
+    dtype: str
+    rows: tuple[int, ...]
+    low: tuple[float, ...]  # integers too: exact up to 2**53, larger ones saturate
+    high: tuple[float, ...]
+    negatives: tuple[int, ...]
+    ignored: tuple[int, ...]
+    finite: tuple[bool, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBlock:
+    """What one rank recorded over one flush, by columns. Micro-step columns have one entry per batch, step columns one per optimizer step."""
+
+    rank: int
+    attempt: int
+    pid: int
+    first_record: int  # the ring's sequence number of the first record in here
+    lost_records: int = 0  # overwritten or torn before they could be read
+    # per micro-step
+    micro_step: tuple[int, ...] = ()
+    micro_of_step: tuple[int, ...] = ()
+    micro_time_ns: tuple[int, ...] = ()
+    loader_ns: tuple[int, ...] = ()
+    loss: tuple[float, ...] = ()  # NaN where there was none: see loss_known
+    loss_known: tuple[bool, ...] = ()
+    # per optimizer step
+    step: tuple[int, ...] = ()
+    step_time_ns: tuple[int, ...] = ()  # wall time of the gate
+    step_ns: tuple[int, ...] = ()
+    vetoed: tuple[bool, ...] = ()
+    allocated_bytes: tuple[int, ...] = ()
+    reserved_bytes: tuple[int, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
+    tensors: tuple[TensorColumns, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One poll of one GPU through NVML; None where the card does not say."""
+
+    time_ns: int
+    index: int
+    uuid: str
+    name: str
+    memory_used_bytes: int
+    memory_total_bytes: int
+    utilisation_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvent:
+    """Something that happened to a rank, as its node saw it; `order` counts events of this node (monotonic)."""
+
+    rank: int
+    attempt: int
+    pid: int
+    kind: Literal["started", "finished", "exited", "note", "log"]
+    time_ns: int
+    order: int
+    exit_code: int | None = None
+    signal: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHello:
+    """First words of a node process. `run_dir` is where this node keeps the job's files."""
+
+    job: str
+    node: str
+    version: str
+    policy: Policy
+    command: tuple[str, ...]
+    run_dir: str
+    nodes: int = 1
+    node_rank: int = 0
+    token: str = ""
+    session: str = ""  # random per launch: tells a second launch under the same job name from a reconnect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """One numbered report; the daemon answers with the number, and the node process resends what was not answered."""
+
+    seq: int
+    time_ns: int
+    blocks: tuple[StepBlock, ...] = ()
+    events: tuple[RankEvent, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
+    dropped_reports: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGoodbye:
+    """The wrapped command has ended."""
+
+    exit_code: int
+    signal: int | None = None
