@@ -219,9 +219,7 @@ class RankNote:
     level: Literal["info", "warning"] = "info"
 
 
-RankMessage: TypeAlias = (
-    RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | RankNote
-)
+RankMessage: TypeAlias = RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | RankNote
 
 
 # Control: daemon -> rank.

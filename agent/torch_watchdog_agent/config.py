@@ -1,0 +1,54 @@
+"""What a rank must know, in one environment variable: read once at interpreter start, frozen from then on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch_watchdog_proto.messages import Policy
+
+__all__ = ["ENVIRONMENT", "PID_MARK", "AgentConfig", "ConfigError"]
+
+ENVIRONMENT = "TORCH_WATCHDOG_AGENT"
+PID_MARK = "TORCH_WATCHDOG_PID"  # set to the pid that became a rank: its children inherit RANK, and must not become ranks too
+
+
+class ConfigError(ValueError):
+    """TORCH_WATCHDOG_AGENT is not what a launcher of this version writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """The launcher's word to its ranks. `solo`: the command is one process without RANK. `resume`: the checkpoint that `restore()` takes by default."""
+
+    job: str
+    session: str
+    policy: Policy
+    run_dir: str
+    runtime_dir: str
+    ring_dir: str
+    version: str
+    launcher_pid: int
+    hold_timeout_s: float = 10.0
+    grace_s: float = 300.0
+    keeper: bool = True
+    solo: bool = False
+    resume: str | None = None
+
+    def to_env(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str]) -> AgentConfig | None:
+        """None where no launcher of ours is around. Raises ConfigError."""
+        text = environment.get(ENVIRONMENT)
+        if not text:
+            return None
+        try:
+            value = json.loads(text)
+            known = {field.name for field in dataclasses.fields(cls)}
+            return cls(**{name: item for name, item in value.items() if name in known})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{ENVIRONMENT} cannot be read ({error}): unset it, or launch with `watchdog ...`") from error

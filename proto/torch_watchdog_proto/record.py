@@ -1,0 +1,343 @@
+"""The ring: a rank's memory that outlives it. One file per rank process, written by the rank, read by its node process.
+
+Owns the byte layout, for writer and reader alike; knows nothing of files, mmap or torch: both sides hand in a writable or readable buffer.
+
+Layout, little-endian, version 1:
+
+    0     header, 128 bytes: magic, version, record size, capacity, rank, attempt, pid, world size, start time; at 64 the count of records written
+    128   `capacity` slots of RECORD_BYTES: sequence number (from 1), crc32 of the rest, kind, payload length, payload
+
+Record n lives in slot (n - 1) % capacity. The writer fills the slot, then the checksum with its number, then the count; the reader takes a slot only where
+number and checksum agree, so that a torn write (a rank killed in the middle) is seen and counted, never believed.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "HEADER_BYTES",
+    "RECORD_BYTES",
+    "VERSION",
+    "KeyNamed",
+    "MicroStep",
+    "Note",
+    "Record",
+    "RingFormatError",
+    "RingHeader",
+    "RingReader",
+    "RingWriter",
+    "StepDone",
+    "TensorSeen",
+    "ring_bytes",
+]
+
+MAGIC = b"TWRING\r\n"
+VERSION = 1
+HEADER_BYTES = 128
+RECORD_BYTES = 256
+MAX_DIMENSIONS = 8
+
+_HEADER = struct.Struct("<8sHHIiIIIQ")
+_COUNT = struct.Struct("<Q")
+_COUNT_AT = 64
+_SLOT = struct.Struct("<QIHH")  # sequence number, crc32, kind, payload length
+_PAYLOAD_BYTES = RECORD_BYTES - _SLOT.size
+_CRC_FROM = 12  # the checksum covers kind, length and payload, and starts from the sequence number
+
+_KEY = struct.Struct("<HH")
+_TENSOR = struct.Struct("<HBBQIddQQB8q")
+_MICRO = struct.Struct("<QIQQdB")
+_STEP = struct.Struct("<QQQIQQQBq")
+_NOTE = struct.Struct("<BQ")
+
+_DTYPES = (
+    "int64 int32 int16 int8 uint8 bool float32 float64 float16 bfloat16 complex64 complex128 uint16 uint32 uint64 float8_e4m3fn float8_e5m2 other"
+).split()
+_DTYPE_CODE = {name: code for code, name in enumerate(_DTYPES)}
+
+
+class RingFormatError(ValueError):
+    """A buffer that is no ring of a version that is known here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingHeader:
+    """Who writes this ring. `attempt` is the launcher's restart count; `start_time_ns` is wall time."""
+
+    rank: int
+    attempt: int
+    pid: int
+    world_size: int
+    start_time_ns: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyNamed:
+    """Gives the path of a tensor in the batch a number; repeated now and then, because rings forget."""
+
+    key_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSeen:
+    """One tensor of the batch of one micro-step. `low` and `high` are exact up to 2**53; NaN where there was no element to look at."""
+
+    key_id: int
+    dtype: str
+    step: int
+    micro_step: int
+    low: float
+    high: float
+    negatives: int
+    ignored: int
+    finite: bool
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroStep:
+    """One batch: when it was handed over (wall time), how long the loop waited for it, and its loss once that is known."""
+
+    step: int
+    micro_step: int
+    time_ns: int
+    loader_ns: int
+    loss: float
+    loss_known: bool
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """One update window has passed its gate (`vetoed`: without an update). Bytes are the allocator's figures, 0 on a CPU."""
+
+    step: int
+    time_ns: int
+    step_ns: int
+    micro_steps: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    vetoed: bool
+    updates_applied: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A line of text: what the agent had to say, or the first line of an exception. Level 0 info, 1 warning, 2 error."""
+
+    level: int
+    time_ns: int
+    text: str
+
+
+Record: TypeAlias = KeyNamed | TensorSeen | MicroStep | StepDone | Note
+
+
+def ring_bytes(capacity: int) -> int:
+    """Size of a ring of so many records."""
+    return HEADER_BYTES + capacity * RECORD_BYTES
+
+
+class RingWriter:
+    """Writes records into a buffer of `ring_bytes(capacity)`. O(1), no system call. Not for two threads at once."""
+
+    def __init__(self, buffer: memoryview, header: RingHeader) -> None:
+        if len(buffer) < ring_bytes(header.capacity):
+            raise RingFormatError(
+                f"a ring of {header.capacity} records needs {ring_bytes(header.capacity)} bytes, the buffer has {len(buffer)}"
+            )
+        self._buffer, self._capacity, self._written = buffer, header.capacity, 0
+        _COUNT.pack_into(buffer, _COUNT_AT, 0)
+        _HEADER.pack_into(
+            buffer,
+            0,
+            MAGIC,
+            VERSION,
+            RECORD_BYTES,
+            header.capacity,
+            header.rank,
+            header.attempt,
+            header.pid,
+            header.world_size,
+            header.start_time_ns,
+        )
+
+    def write(self, record: Record) -> None:
+        """Appends one record; the oldest gives way."""
+        kind, payload = _PACK[type(record)](record)
+        number = self._written + 1
+        offset = HEADER_BYTES + (number - 1) % self._capacity * RECORD_BYTES
+        checked = struct.pack("<HH", kind, len(payload)) + payload
+        self._buffer[offset + _CRC_FROM : offset + _CRC_FROM + len(checked)] = checked
+        struct.pack_into("<QI", self._buffer, offset, number, _checksum(number, checked))
+        self._written = number
+        _COUNT.pack_into(self._buffer, _COUNT_AT, number)
+
+
+class RingReader:
+    """Reads what is new in a ring that its writer may be filling, or died filling."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self.header = _read_header(buffer)
+        self._next = 1
+
+    @property
+    def position(self) -> int:
+        """Sequence number of the record that `read` looks at next."""
+        return self._next
+
+    def read(self, limit: int = 4096) -> tuple[tuple[Record, ...], int]:
+        """Up to `limit` new records in order, and how many were lost (overwritten before they were read, or torn)."""
+        (written,) = _COUNT.unpack_from(self._buffer, _COUNT_AT)
+        oldest = max(1, written - self.header.capacity + 1)
+        lost = max(0, oldest - self._next)
+        self._next = max(self._next, oldest)
+        last = min(written, self._next + limit - 1)
+        records = []
+        for number in range(self._next, last + 1):
+            record = self._slot(number)
+            if record is None:
+                lost += 1
+            else:
+                records.append(record)
+        self._next = max(self._next, last + 1)
+        return tuple(records), lost
+
+    def _slot(self, number: int) -> Record | None:
+        offset = HEADER_BYTES + (number - 1) % self.header.capacity * RECORD_BYTES
+        slot = bytes(self._buffer[offset : offset + RECORD_BYTES])
+        found, checksum, kind, length = _SLOT.unpack_from(slot)
+        if found != number or length > _PAYLOAD_BYTES or checksum != _checksum(number, slot[_CRC_FROM : _SLOT.size + length]):
+            return None
+        return _unpack(kind, slot[_SLOT.size : _SLOT.size + length])
+
+
+def _checksum(number: int, checked: bytes) -> int:
+    return zlib.crc32(checked, number & 0xFFFFFFFF)
+
+
+def _read_header(buffer: memoryview) -> RingHeader:
+    if len(buffer) < HEADER_BYTES:
+        raise RingFormatError(f"a ring has at least {HEADER_BYTES} bytes, this has {len(buffer)}")
+    magic, version, record_bytes, capacity, rank, attempt, pid, world_size, start_time_ns = _HEADER.unpack_from(buffer)
+    if magic != MAGIC:
+        raise RingFormatError("this is no ring: its first bytes are others")
+    if version != VERSION or record_bytes != RECORD_BYTES:
+        raise RingFormatError(
+            f"a ring of version {version} with records of {record_bytes} bytes; known here: version {VERSION}, {RECORD_BYTES} bytes"
+        )
+    if capacity < 1 or len(buffer) < ring_bytes(capacity):
+        raise RingFormatError(f"the ring says {capacity} records, its {len(buffer)} bytes cannot hold them")
+    return RingHeader(rank=rank, attempt=attempt, pid=pid, world_size=world_size, start_time_ns=start_time_ns, capacity=capacity)
+
+
+# Packing, one pair a record. The kind is the position in _KINDS.
+
+
+def _text(text: str, room: int) -> bytes:
+    """UTF-8 cut to `room` bytes, never in the middle of a character."""
+    return text.encode("utf-8", "replace")[:room].decode("utf-8", "ignore").encode()
+
+
+def _pack_key(record: KeyNamed) -> bytes:
+    name = _text(record.name, _PAYLOAD_BYTES - _KEY.size)
+    return _KEY.pack(record.key_id, len(name)) + name
+
+
+def _unpack_key(payload: bytes) -> KeyNamed:
+    key_id, length = _KEY.unpack_from(payload)
+    return KeyNamed(key_id=key_id, name=payload[_KEY.size : _KEY.size + length].decode("utf-8", "replace"))
+
+
+def _pack_tensor(record: TensorSeen) -> bytes:
+    shape = record.shape[:MAX_DIMENSIONS]
+    dims = shape + (0,) * (MAX_DIMENSIONS - len(shape))
+    return _TENSOR.pack(
+        record.key_id, _DTYPE_CODE.get(record.dtype, len(_DTYPES) - 1), len(shape), record.step, record.micro_step,
+        record.low, record.high, record.negatives, record.ignored, record.finite, *dims,
+    )  # fmt: skip
+
+
+def _unpack_tensor(payload: bytes) -> TensorSeen:
+    key_id, dtype, ndim, step, micro_step, low, high, negatives, ignored, finite, *dims = _TENSOR.unpack(payload)
+    return TensorSeen(
+        key_id=key_id, dtype=_DTYPES[dtype], step=step, micro_step=micro_step, low=low, high=high,
+        negatives=negatives, ignored=ignored, finite=bool(finite), shape=tuple(dims[:ndim]),
+    )  # fmt: skip
+
+
+def _pack_micro(record: MicroStep) -> bytes:
+    flags = record.loss_known | record.evaluation << 1
+    return _MICRO.pack(record.step, record.micro_step, record.time_ns, record.loader_ns, record.loss, flags)
+
+
+def _unpack_micro(payload: bytes) -> MicroStep:
+    step, micro_step, time_ns, loader_ns, loss, flags = _MICRO.unpack(payload)
+    return MicroStep(
+        step=step,
+        micro_step=micro_step,
+        time_ns=time_ns,
+        loader_ns=loader_ns,
+        loss=loss,
+        loss_known=bool(flags & 1),
+        evaluation=bool(flags & 2),
+    )
+
+
+def _pack_step(record: StepDone) -> bytes:
+    return _STEP.pack(
+        record.step, record.time_ns, record.step_ns, record.micro_steps, record.allocated_bytes, record.reserved_bytes, record.peak_bytes,
+        record.vetoed, record.updates_applied,
+    )  # fmt: skip
+
+
+def _unpack_step(payload: bytes) -> StepDone:
+    step, time_ns, step_ns, micro_steps, allocated, reserved, peak, vetoed, updates = _STEP.unpack(payload)
+    return StepDone(
+        step=step, time_ns=time_ns, step_ns=step_ns, micro_steps=micro_steps, allocated_bytes=allocated, reserved_bytes=reserved,
+        peak_bytes=peak, vetoed=bool(vetoed), updates_applied=updates,
+    )  # fmt: skip
+
+
+def _pack_note(record: Note) -> bytes:
+    return _NOTE.pack(record.level, record.time_ns) + _text(record.text, _PAYLOAD_BYTES - _NOTE.size)
+
+
+def _unpack_note(payload: bytes) -> Note:
+    level, time_ns = _NOTE.unpack_from(payload)
+    return Note(level=level, time_ns=time_ns, text=payload[_NOTE.size :].decode("utf-8", "replace"))
+
+
+_KINDS: tuple[tuple[type[Record], Callable[..., bytes], Callable[[bytes], Record]], ...] = (
+    (KeyNamed, _pack_key, _unpack_key),
+    (TensorSeen, _pack_tensor, _unpack_tensor),
+    (MicroStep, _pack_micro, _unpack_micro),
+    (StepDone, _pack_step, _unpack_step),
+    (Note, _pack_note, _unpack_note),
+)
+
+
+def _packers() -> Iterator[tuple[type[Record], Callable[[Record], tuple[int, bytes]]]]:
+    for kind, (cls, pack, _) in enumerate(_KINDS):
+        yield cls, lambda record, kind=kind, pack=pack: (kind, pack(record))  # type: ignore[misc]
+
+
+_PACK = dict(_packers())
+
+
+def _unpack(kind: int, payload: bytes) -> Record | None:
+    if kind >= len(_KINDS):
+        return None  # a kind of a newer writer
+    try:
+        return _KINDS[kind][2](payload)
+    except (struct.error, IndexError):
+        return None
