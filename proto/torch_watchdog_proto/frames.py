@@ -90,7 +90,7 @@ def from_json(cls: type[_T], value: Any) -> _T:
     """The dataclass `cls` from its JSON form. Unknown fields are ignored (a newer peer may send more); a missing or wrong one raises FrameError."""
     if not isinstance(value, dict):
         raise FrameError(f"{cls.__name__} must be an object, not {type(value).__name__}")
-    known = _hints(cls)
+    known = _hints(typing.cast("Any", cls))
     fields = {name: _convert(hint, value[name], f"{cls.__name__}.{name}") for name, hint in known.items() if name in value}
     try:
         return cls(**fields)
@@ -135,7 +135,7 @@ def _convert_plain(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float:
         _expect(
-            isinstance(value, (int, float)) and not isinstance(value, bool) or value in ("nan", "inf", "-inf"), value, where, "a number"
+            (isinstance(value, (int, float)) and not isinstance(value, bool)) or value in ("nan", "inf", "-inf"), value, where, "a number"
         )
         return float(value)
     if hint is int:

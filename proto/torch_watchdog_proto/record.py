@@ -56,8 +56,9 @@ _STEP = struct.Struct("<QQQIQQQBq")
 _NOTE = struct.Struct("<BQ")
 
 _DTYPES = (
-    "int64 int32 int16 int8 uint8 bool float32 float64 float16 bfloat16 complex64 complex128 uint16 uint32 uint64 float8_e4m3fn float8_e5m2 other"
-).split()
+    "int64", "int32", "int16", "int8", "uint8", "bool", "float32", "float64", "float16", "bfloat16", "complex64", "complex128",
+    "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "other",
+)  # fmt: skip
 _DTYPE_CODE = {name: code for code, name in enumerate(_DTYPES)}
 
 

@@ -1,0 +1,184 @@
+"""The rank's half of the stop protocol: what it has promised, and what a gate or a boundary must do now.
+
+Owns the promises of one rank in one attempt; knows no socket, thread, clock or torch. The control thread calls `handle`, the training thread
+`at_gate`, `at_boundary` and `at_hold`, both under one lock of the caller, so that "what have you passed, and promise not to pass the next" is
+atomic. A repeated, late or unknown order changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch_watchdog_proto.messages import Abandon, Ack, Commit, Leave, Order, Phase, Prepare, RankMessage, WriteCommitted
+
+__all__ = ["Act", "GivenUp", "Participant", "Pass", "Released", "Skip", "Wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Apply the update, go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Do not apply the update of this step; go on."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again when an order has come, or at `until`."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """The boundary of a committed order: save and leave as it says. The update of the step at hand is not applied."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Go on with a sanitised copy of the held batch: every rank has promised to veto the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """No agreement about the held batch: raise, with the whole diagnosis."""
+
+    reason: str
+
+
+AtGate: TypeAlias = Pass | Skip | Wait | Act
+AtHold: TypeAlias = Released | Wait | GivenUp
+
+
+class Participant:
+    """The promises of one rank. `passed` is the highest gate it has passed, -1 before the first."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.passed = -1
+        self._skipped = -1
+        self._generation = 0  # of the newest order seen; older ones are ignored
+        self._prepared: Prepare | None = None
+        self._commit: Commit | None = None
+        self._deadline = 0.0
+        self._limit = 0  # with a Prepare that names no veto: the highest gate that may be passed before the decision
+        self._given_up: dict[int, str] = {}  # step of a hold -> why
+        self._answer: WriteCommitted | Leave | None = None
+
+    # The control thread
+
+    def handle(self, order: Order, *, phase: Phase = "train", now: float) -> tuple[RankMessage, ...]:
+        """Takes one order; returns what to answer."""
+        if order.generation < self._generation:
+            return ()
+        match order:
+            case Prepare():
+                return self._on_prepare(order, phase, now)
+            case Commit():
+                return self._on_commit(order)
+            case Abandon():
+                self._on_abandon(order)
+            case WriteCommitted() | Leave():
+                self._on_answer(order)
+        return ()
+
+    def _on_prepare(self, order: Prepare, phase: Phase, now: float) -> tuple[RankMessage, ...]:
+        if order.generation > self._generation:
+            self._forget()
+            self._generation, self._prepared = order.generation, order
+            self._deadline, self._limit = now + order.timeout_s, self.passed + 1
+        if self._prepared is None:
+            return ()  # given up meanwhile: a late repeat must not win a promise back
+        return (Ack(rank=self.rank, generation=order.generation, passed=self.passed, phase=phase),)
+
+    def _on_commit(self, order: Commit) -> tuple[RankMessage, ...]:
+        # Only an order that this rank has promised for: a Commit without its Prepare, or after its Abandon, is a stray.
+        if self._prepared is not None and order.generation == self._generation and self._commit is None:
+            self._commit = order
+        return ()
+
+    def _on_abandon(self, order: Abandon) -> None:
+        if order.generation != self._generation or self._prepared is None:
+            return
+        if self._prepared.veto is not None:
+            self._given_up[self._prepared.veto] = order.reason
+        self._forget()
+
+    def _on_answer(self, order: WriteCommitted | Leave) -> None:
+        if order.generation == self._generation and self._commit is not None:
+            self._answer = order
+
+    def _forget(self) -> None:
+        self._prepared = self._commit = self._answer = None
+
+    # The training thread
+
+    def at_gate(self, step: int, *, now: float) -> AtGate:
+        """What the gate of `step` must do. Pass moves `passed`: from then on the update counts as applied."""
+        if step == self._skipped:
+            return Skip(self._generation)  # a second optimizer of the same window
+        decision = self._judge_gate(step, now)
+        if isinstance(decision, Pass):
+            self.passed = max(self.passed, step)
+        elif isinstance(decision, Skip):
+            self._skipped = step
+            self._forget()
+        return decision
+
+    def _judge_gate(self, step: int, now: float) -> AtGate:
+        if self._prepared is None or step <= self.passed:
+            return Pass()
+        if self._prepared.veto is None:
+            return self._judge_limit(step, now)
+        if step != self._prepared.veto:
+            return Pass()
+        if self._commit is None:
+            # Being here proves that the holder was released, so the veto is decided; only what follows is not known yet.
+            return Wait(self._deadline) if now < self._deadline else Skip(self._generation)
+        return Act(self._commit) if self._commit.save or self._commit.leave else Skip(self._generation)
+
+    def _judge_limit(self, step: int, now: float) -> AtGate:
+        if self._commit is not None:
+            stop_after = self._commit.stop_after
+            return Act(self._commit) if stop_after is not None and step > stop_after else Pass()
+        if step <= self._limit:
+            return Pass()
+        if now < self._deadline:
+            return Wait(self._deadline)
+        self._forget()  # the daemon died between its two words: a healthy job goes on
+        return Pass()
+
+    def at_boundary(self) -> Act | None:
+        """Before a batch is fetched: the order to act on, where its last step has been passed."""
+        commit = self._commit
+        if commit is not None and commit.stop_after is not None and self.passed >= commit.stop_after:
+            return Act(commit)
+        return None
+
+    def at_hold(self, step: int, *, deadline: float, now: float) -> AtHold:
+        """What a rank must do that holds a bad batch for `step`."""
+        if self._commit is not None and self._commit.veto == step:
+            return Released()
+        if step in self._given_up:
+            return GivenUp(self._given_up[step] or "the order was given up")
+        if now >= deadline:
+            return GivenUp("no agreement of all ranks came in time")
+        return Wait(deadline)
+
+    def answer(self, generation: int) -> WriteCommitted | Leave | None:
+        """What the coordinator said last to a rank that is saving for this order; an order that is no more ends as one without a checkpoint."""
+        if generation != self._generation or self._commit is None:
+            return Leave(generation=generation)
+        return self._answer
+
+    def done(self, generation: int) -> None:
+        """The rank has acted on the order and goes on."""
+        if generation == self._generation:
+            self._forget()
