@@ -314,6 +314,7 @@ class StepBlock:
     loader_ns: tuple[int, ...] = ()
     loss: tuple[float, ...] = ()  # NaN where there was none: see loss_known
     loss_known: tuple[bool, ...] = ()
+    evaluation: tuple[bool, ...] = ()
     # per optimizer step
     step: tuple[int, ...] = ()
     step_time_ns: tuple[int, ...] = ()  # wall time of the gate
@@ -322,6 +323,7 @@ class StepBlock:
     allocated_bytes: tuple[int, ...] = ()
     reserved_bytes: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
+    updates_applied: tuple[int, ...] = ()
     tensors: tuple[TensorColumns, ...] = ()
 
 
@@ -353,6 +355,7 @@ class RankEvent:
     exit_code: int | None = None
     signal: int | None = None
     text: str = ""
+    level: Literal["info", "warning", "error"] = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,49 @@
+"""What a node process is told at its start, and what it hands back at its end.
+
+Owns two dataclasses; knows nothing of sockets, rings or the environment: the launcher fills them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_watchdog_proto.messages import Policy
+
+__all__ = ["JobOutcome", "NodeConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One launch on one node. `daemon` is `unix:PATH` or `HOST:PORT`; `session` is random per launch and the same on all its nodes.
+
+    `runtime_dir` (0700, on a local disk) gets `control.sock`; `ring_dir` is where ranks put their `A-R-PID.ring` files.
+    """
+
+    job: str
+    node: str
+    session: str
+    policy: Policy
+    command: tuple[str, ...]
+    run_dir: Path
+    runtime_dir: Path
+    ring_dir: Path
+    daemon: str
+    nodes: int = 1
+    node_rank: int = 0
+    token: str = ""
+    poll_interval_s: float = 0.2
+    gpu_interval_s: float = 1.0
+    max_unacked_bytes: int = 32 << 20
+    max_backoff_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """How the job ended. `exit_code` None: the wrapped command's own code stands. `lines` are for the terminal, without the prefix."""
+
+    exit_code: int | None
+    incidents: tuple[Mapping[str, Any], ...] = ()
+    lines: tuple[str, ...] = ()

@@ -1,0 +1,132 @@
+"""The envelopes that node process, daemon and command line put the words of `messages.py` into, as frozen dataclasses.
+
+Owns who-says-it-to-whom: answers of the daemon, control messages with their attempt, and what a query shows. Standard library only; knows
+nothing of protobuf or sockets. Incidents travel as their JSON object, because file, wire and `--json` must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport, Order, Phase, Policy, RankMessage
+
+OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preemption"]
+ORDER_KINDS: tuple[OrderKind, ...] = ("order.stop", "order.checkpoint", "order.preemption")
+
+# Telemetry: what a node process says, and what the daemon answers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloAck:
+    """The daemon takes the node's reports from `next_seq` on: what is older it has."""
+
+    next_seq: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportAck:
+    """The report `seq` is kept (or was already)."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodbyeAck:
+    """The end of the job as the daemon sees it. `exit_code` None: the wrapped command's own code stands."""
+
+    exit_code: int | None
+    incidents: tuple[Mapping[str, Any], ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+NodeSays: TypeAlias = NodeHello | NodeReport | NodeGoodbye
+DaemonAnswers: TypeAlias = HelloAck | ReportAck | GoodbyeAck
+
+
+# Control: ranks' messages up, orders down, over one stream per node.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlHello:
+    """First words of a node's control stream."""
+
+    job: str
+    node: str
+    session: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSaid:
+    """A rank's message, with the launcher's restart count that its process belongs to."""
+
+    attempt: int
+    message: RankMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLost:
+    """A rank's socket closed; whether it had said before that it was ending is in the messages before."""
+
+    attempt: int
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellRank:
+    """An order for one rank of this node."""
+
+    attempt: int
+    rank: int
+    order: Order
+
+
+ControlUp: TypeAlias = ControlHello | RankSaid | RankLost
+
+
+# Queries.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """The newest that is known of one rank. `last_seen_s` is seconds since the epoch; `alive` is False once its process is gone."""
+
+    rank: int
+    node: str
+    pid: int
+    phase: Phase
+    alive: bool
+    last_step: int | None = None
+    loss: float | None = None
+    step_time_s: float | None = None
+    last_seen_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """One job as the daemon sees it now. `state` in words: running, stopping, ended. `lost_records`: overwritten before they could be read."""
+
+    job: str
+    state: Literal["running", "stopping", "ended"]
+    policy: Policy
+    attempt: int
+    world_size: int
+    run_dir: str
+    started_s: float
+    nodes: tuple[str, ...] = ()
+    incidents: int = 0
+    lost_records: int = 0
+    exit_code: int | None = None
+    ranks: tuple[RankStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderAnswer:
+    """What became of a request; `text` says why not, or what happens now."""
+
+    accepted: bool
+    text: str

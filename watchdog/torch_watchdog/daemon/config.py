@@ -1,0 +1,27 @@
+"""What a daemon is told at its start.
+
+Owns one dataclass; knows nothing of sockets or files: the launcher or `watchdog serve` fills it in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["DaemonConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """Job J's files are `runs_dir/J`. `listen` holds `unix:PATH` (in a folder that only this user can enter) and `127.0.0.1:PORT` (0: any free port).
+
+    `index_file` None: no SQLite index. `token` is asked of every caller where it is not empty.
+    """
+
+    runs_dir: Path
+    listen: tuple[str, ...]
+    index_file: Path | None = None
+    token: str = ""
+    grace_s: float = 300.0
+    max_message_bytes: int = 8 << 20
+    max_pending_writes: int = 10_000

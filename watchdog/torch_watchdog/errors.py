@@ -1,0 +1,86 @@
+"""The errors that the outside-the-rank code raises on purpose: each says what happened, what was waited for, and what to do next.
+
+One base class, fields and not only text. Bugs stay AssertionError or TypeError and are not caught.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "DaemonRefusedError",
+    "DaemonStartError",
+    "DaemonUnreachableError",
+    "JobNameTakenError",
+    "RunDirectoryError",
+    "UnknownJobError",
+    "VersionSkewError",
+    "WatchdogError",
+]
+
+
+class WatchdogError(Exception):
+    """Base of everything that torch-watchdog raises for a person to read."""
+
+
+class DaemonUnreachableError(WatchdogError):
+    """No daemon answered in time."""
+
+    def __init__(self, address: str, waited_s: float) -> None:
+        super().__init__(
+            f"no daemon answered at {address} within {waited_s:g} s: start one with `watchdog serve`, "
+            "pass --daemon HOST:PORT, or read the run directory (--dir) without a daemon"
+        )
+        self.address, self.waited_s = address, waited_s
+
+
+class DaemonRefusedError(WatchdogError):
+    """The daemon answered, and said no."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"the daemon at {address} refused: {reason}")
+        self.address, self.reason = address, reason
+
+
+class UnknownJobError(WatchdogError):
+    """No job of that name, in the daemon or on disk."""
+
+    def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
+        names = ", ".join(known[:10]) or "none"
+        super().__init__(f"there is no job {job!r} here (known: {names}): see `watchdog jobs`, or pass the --dir that the launch was given")
+        self.job, self.known = job, known
+
+
+class JobNameTakenError(WatchdogError):
+    """A second launch under a name that is in use."""
+
+    def __init__(self, job: str, run_dir: Path) -> None:
+        super().__init__(f"a job named {job!r} already has its files in {run_dir}: pass another --job NAME, or another --dir")
+        self.job, self.run_dir = job, run_dir
+
+
+class VersionSkewError(WatchdogError):
+    """Node process and daemon are more than one minor version apart."""
+
+    def __init__(self, theirs: str, ours: str) -> None:
+        super().__init__(
+            f"the node process is torch-watchdog {theirs}, the daemon {ours}: they may be one minor version apart, "
+            "so upgrade the older of the two (the training goes on unwatched)"
+        )
+        self.theirs, self.ours = theirs, ours
+
+
+class DaemonStartError(WatchdogError):
+    """The daemon cannot listen where it was told to."""
+
+    def __init__(self, address: str, reason: str, advice: str) -> None:
+        super().__init__(f"the daemon cannot listen at {address}: {reason}. {advice}")
+        self.address, self.reason = address, reason
+
+
+class RunDirectoryError(WatchdogError):
+    """A run directory that cannot be read or written."""
+
+    def __init__(self, path: Path, reason: str, advice: str) -> None:
+        super().__init__(f"{path}: {reason}. {advice}")
+        self.path, self.reason = path, reason

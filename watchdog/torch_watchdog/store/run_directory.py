@@ -1,0 +1,67 @@
+"""The names of a run directory, and the writers that leave no file half written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunDirectory", "write_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Where each thing of one job lies. Nothing is created by looking."""
+
+    root: Path
+
+    @property
+    def job_file(self) -> Path:
+        """Written by the launcher: command, versions, world, start, end, exit reason."""
+        return self.root / "job.json"
+
+    @property
+    def blocks(self) -> Path:
+        return self.root / "blocks"
+
+    @property
+    def events_file(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def incidents(self) -> Path:
+        return self.root / "incidents"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def incident(self, incident_id: str) -> Path:
+        """Folder of one incident."""
+        return self.incidents / incident_id
+
+    def contract_file(self, rank: int) -> Path:
+        """What the rank has learned, written by the rank."""
+        return self.root / "contract" / f"rank-{rank}.json"
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replaces `path` at once: a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
