@@ -1,0 +1,108 @@
+"""The launch plan: what a launch adds to the environment, what a job is called, which commands are a rank by themselves."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_watchdog.launch.plan import is_job_name, is_solo, job_name, plan_launch, resume_command, with_agent
+
+NOW = datetime(2026, 1, 31, 23, 59, 58)
+SHIM = "/site/torch_watchdog_agent/_shim"
+
+
+def add(environment: dict[str, str]) -> dict[str, str]:
+    return environment | with_agent(environment, shim_dir=SHIM, agent="{}")
+
+
+def test_the_shim_comes_first_and_the_users_own_path_is_kept() -> None:
+    assert add({"PYTHONPATH": "/a:/b"})["PYTHONPATH"] == f"{SHIM}:/a:/b"
+
+
+@pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": ""}])
+def test_an_absent_or_empty_python_path_does_not_put_the_current_folder_on_it(environment: dict[str, str]) -> None:
+    assert add(environment)["PYTHONPATH"] == SHIM
+
+
+def test_an_empty_entry_of_the_users_path_means_the_current_folder_and_stays() -> None:
+    assert add({"PYTHONPATH": "/a::/b"})["PYTHONPATH"] == f"{SHIM}:/a::/b"
+
+
+@given(st.dictionaries(st.sampled_from(["PYTHONPATH", "HOME"]), st.text(alphabet="/ab:.", max_size=12)))
+def test_planning_twice_is_the_same_as_once(environment: dict[str, str]) -> None:
+    assert add(add(environment)) == add(environment)
+
+
+def test_nothing_but_two_variables_is_added() -> None:
+    plan = plan_launch(["torchrun", "train.py"], {"HOME": "/root", "RANK": "3"}, shim_dir=SHIM, agent="{}")
+    assert set(plan.environment) == {"PYTHONPATH", "TORCH_WATCHDOG_AGENT"}
+    assert plan.command == ("torchrun", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "1"], "train"),
+        (["python", "/srv/my code/Fine Tune!.py"], "Fine-Tune"),
+        (["python", "-m", "torch.distributed.run", "-m", "pkg.train_llm"], "train_llm"),
+        (["llamafactory-cli", "train", "x.yaml"], "llamafactory-cli"),
+        (["./%%%"], "job"),
+    ],
+)
+def test_a_job_is_named_after_its_script_and_the_time(command: list[str], expected: str) -> None:
+    assert job_name(command, NOW) == f"{expected}-20260131-235958"
+
+
+@given(st.lists(st.text(max_size=200), min_size=1))
+def test_a_derived_name_is_always_a_job_name(command: list[str]) -> None:
+    assert is_job_name(job_name(command, NOW))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "-x", "x" * 101, "a\n"])
+def test_a_name_that_is_no_plain_folder_name_is_refused(name: str) -> None:
+    assert not is_job_name(name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py",
+        "python3.11 -u -W ignore train.py torchrun",
+        "/usr/bin/python -m pkg.train",
+        "./train.py",
+        "uv run train.py",
+        "env A=1 python train.py",
+        "python -c pass",
+    ],
+)
+def test_one_python_process_is_a_rank_by_itself(line: str) -> None:
+    assert is_solo(line.split(), {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun train.py",
+        "/opt/bin/torchrun train.py",
+        "accelerate launch train.py",
+        "python -m torch.distributed.run train.py",
+        "python /opt/bin/torchrun train.py",
+        "python -u -m accelerate.commands.launch train.py",
+        "srun python train.py",
+        "bash run.sh",
+        "python",
+    ],
+)
+def test_a_launcher_or_an_unknown_program_is_no_rank(line: str) -> None:
+    assert not is_solo(line.split(), {})
+
+
+def test_where_rank_is_set_somebody_else_started_the_ranks() -> None:
+    assert not is_solo(["python", "train.py"], {"RANK": "0"})
+
+
+def test_the_resume_command_keeps_the_given_options_and_the_command() -> None:
+    line = resume_command(["--policy", "skip"], ["torchrun", "train.py"], "runs/j/checkpoints/step-4")
+    assert line == ("watchdog", "--policy", "skip", "--resume", "runs/j/checkpoints/step-4", "torchrun", "train.py")

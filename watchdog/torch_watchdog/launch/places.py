@@ -1,0 +1,104 @@
+"""The folders of one launch: sockets in a private runtime folder, rings in memory; and the sweep of what dead launches left.
+
+Owns paths, modes and locks. A launch holds a lock on each of its folders for as long as it lives, so a folder whose lock is free has no
+owner, whatever process ids say. It must not know what the files in there mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["open_ring_dir", "open_runtime_dir"]
+
+MAX_RUNTIME_PATH = 70  # a unix socket's path ends at 107 bytes, and names of sockets are still to come
+MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory, not a place for temporary files
+_LOCK = ".lock"
+
+
+@contextmanager
+def open_runtime_dir(session: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """A new folder of mode 0700 with a short path, gone at the end. Raises OSError."""
+    parents = [Path(environment[name]) for name in ("XDG_RUNTIME_DIR", "TMPDIR") if environment.get(name)]
+    with _open_private(session, [*parents, Path("/tmp"), Path(tempfile.gettempdir())]) as path:  # noqa: S108 - mode 0700, owner checked
+        yield path
+
+
+@contextmanager
+def open_ring_dir(session: str) -> Iterator[Path]:
+    """Like the runtime folder, in shared memory. Raises OSError where there is none to write to."""
+    with _open_private(session, [MEMORY]) as path:
+        yield path
+
+
+@contextmanager
+def _open_private(session: str, parents: list[Path]) -> Iterator[Path]:
+    path, lock = _create_first(session, parents)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _create_first(session: str, parents: list[Path]) -> tuple[Path, int]:
+    """In the first parent that takes it; the error of the last where none does."""
+    problem = OSError("no folder to write to")
+    for parent in parents:
+        try:
+            return _create(session, parent)
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def _create(session: str, parent: Path) -> tuple[Path, int]:
+    base = _private_base(parent)
+    path = base / session
+    if len(os.fsencode(path)) > MAX_RUNTIME_PATH:
+        raise OSError(f"{path} is too long for a unix socket")
+    gate = _open_locked(base / _LOCK, fcntl.LOCK_EX)  # nobody sweeps between our mkdir and our lock
+    try:
+        _sweep(base)
+        path.mkdir(mode=0o700)
+        return path, _open_locked(path / _LOCK, fcntl.LOCK_EX)
+    finally:
+        os.close(gate)
+
+
+def _private_base(parent: Path) -> Path:
+    """`PARENT/torch-watchdog-UID`, ours alone: in a folder that all can write to, somebody may have made it before us."""
+    base = parent / f"torch-watchdog-{os.getuid()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"{base} is not a folder that only this user can enter")
+    return base
+
+
+def _open_locked(path: Path, operation: int) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, operation)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _sweep(base: Path) -> None:
+    """Removes the folders whose launch is dead. Ranks that outlived it keep what they have mapped."""
+    for path in base.iterdir():
+        if path.is_dir():
+            try:
+                lock = _open_locked(path / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)

@@ -1,0 +1,156 @@
+"""What a launch will be: the command, the job's name, and the two variables that it adds to the environment.
+
+Owns every decision about a launch that needs no look at the machine. Pure: argv, environment, options and `now` in, a LaunchPlan out; it must
+not know processes, files or clocks. Planning on top of a planned environment changes nothing: twice is the same as once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import PurePath
+
+__all__ = [
+    "LaunchPlan",
+    "is_job_name",
+    "is_solo",
+    "job_name",
+    "plan_launch",
+    "ranks_asked_for",
+    "resume_command",
+    "sees_all_ranks",
+    "with_agent",
+]
+
+AGENT_VARIABLE = "TORCH_WATCHDOG_AGENT"
+
+# Programs and modules that start the ranks themselves: the process that they run in is not a rank.
+LAUNCHERS = frozenset(
+    {"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "torchx", "ray", "composer", "colossalai"}
+)
+LAUNCHER_MODULES = frozenset(
+    {
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "torch.distributed.launcher",
+        "accelerate.commands.launch",
+        "accelerate.commands.accelerate_cli",
+        "deepspeed.launcher.runner",
+        "deepspeed.launcher.launch",
+    }
+)
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """The command as given, and what is added to its environment: PYTHONPATH and TORCH_WATCHDOG_AGENT, nothing else."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def is_job_name(name: str) -> bool:
+    """A job's name is a folder's name, a label in alerts and an argument on command lines: plain characters only."""
+    return _JOB_NAME.fullmatch(name) is not None
+
+
+def job_name(command: Sequence[str], now: datetime) -> str:
+    """A name from the script and the time: `train-20260131-235959`."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", _script_name(command)).strip("._-")
+    return f"{stem[:60] or 'job'}-{now:%Y%m%d-%H%M%S}"
+
+
+def _script_name(command: Sequence[str]) -> str:
+    """The first script on the line (`train.py` -> `train`), else the first module after -m, else the program itself."""
+    for word in command:
+        if word.endswith(".py"):
+            return PurePath(word).stem
+    for flag, module in pairwise(command):
+        if flag in ("-m", "--module") and module not in LAUNCHER_MODULES:
+            return module.rpartition(".")[2]
+    return PurePath(command[0]).name if command else ""
+
+
+def is_solo(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the command is one Python process that trains by itself (`python train.py`), so that it counts as rank 0 without RANK."""
+    if "RANK" in environment:
+        return False
+    for position, word in enumerate(command):
+        name = PurePath(word).name
+        if name in LAUNCHERS:
+            return False
+        if _PYTHON.fullmatch(name):
+            return _runs_training(command[position + 1 :])
+        if name.endswith(".py"):
+            return True
+    return False
+
+
+def _runs_training(arguments: Sequence[str]) -> bool:
+    """Whether an interpreter with these arguments runs a script or a module that is no launcher."""
+    words = iter(arguments)
+    for word in words:
+        if word in _OPTIONS_WITH_VALUE:
+            next(words, None)
+        elif word == "-m":
+            return next(words, "") not in LAUNCHER_MODULES
+        elif word == "-c" or not word.startswith("-"):
+            return PurePath(word).name not in LAUNCHERS
+    return False
+
+
+def with_agent(environment: Mapping[str, str], *, shim_dir: str, agent: str) -> dict[str, str]:
+    """The variables to add: the shim's folder first on PYTHONPATH (the rest kept as it is), and the agent's configuration."""
+    kept = [entry for entry in environment.get("PYTHONPATH", "").split(":") if entry != shim_dir]
+    python_path = ":".join([shim_dir, *kept]) if kept != [""] else shim_dir
+    return {"PYTHONPATH": python_path, AGENT_VARIABLE: agent}
+
+
+def plan_launch(command: Sequence[str], environment: Mapping[str, str], *, shim_dir: str, agent: str) -> LaunchPlan:
+    return LaunchPlan(command=tuple(command), environment=with_agent(environment, shim_dir=shim_dir, agent=agent))
+
+
+def resume_command(options: Sequence[str], command: Sequence[str], checkpoint: str) -> tuple[str, ...]:
+    """The launch that goes on from `checkpoint`: the options that were given (without an earlier --resume), and the same command."""
+    return ("watchdog", *options, "--resume", checkpoint, *command)
+
+
+def sees_all_ranks(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether every rank of the job is started below this wrapper. Where not, a stop from here would leave the other nodes waiting."""
+    if _number(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment:
+        return False  # one wrapper per rank: `srun watchdog python train.py`
+    names = {PurePath(word).name for word in command}
+    if names & {"srun", "mpirun", "mpiexec"} or ("deepspeed" in names and _option(command, ("--hostfile", "-H"))):
+        return False
+    nodes = _option(command, ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines")) or environment.get(
+        "PET_NNODES", "1"
+    )
+    return _number(nodes.rpartition(":")[2]) <= 1
+
+
+def ranks_asked_for(command: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """How many ranks the command line says it starts on this node, where it does."""
+    if is_solo(command, environment):
+        return 1
+    number = _option(command, ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes", "--num_gpus"))
+    return _number(number) if number and number.isdecimal() else None
+
+
+def _option(command: Sequence[str], names: tuple[str, ...]) -> str | None:
+    """The value of the first of these options on the line, as `--name value` or `--name=value`."""
+    for position, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else next(iter(command[position + 1 : position + 2]), None)
+    return None
+
+
+def _number(text: str) -> int:
+    """A count that cannot be read counts as one: the launcher will say what it thinks of it."""
+    return int(text) if text.isdecimal() else 1

@@ -1,0 +1,74 @@
+"""What job.json says: written when a launch starts, and again when it has ended.
+
+Pure: facts in, a JSON object out. Environment variables are listed by name only, because their values hold people's secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+__all__ = ["SCHEMA_VERSION", "JobStart", "at_end", "at_start"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStart:
+    """`daemon` is where a live job answers, `session` tells whether what answers there is this launch."""
+
+    job: str
+    session: str
+    command: tuple[str, ...]
+    options: tuple[str, ...]
+    policy: str
+    daemon: str
+    host: str
+    user: str
+    pid: int
+    versions: Mapping[str, str]
+    resume: str | None
+    started: datetime
+
+
+def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job": start.job,
+        "session": start.session,
+        "command": list(start.command),
+        "options": list(start.options),
+        "policy": start.policy,
+        "daemon": start.daemon,
+        "host": start.host,
+        "user": start.user,
+        "pid": start.pid,
+        "versions": dict(start.versions),
+        "resume": start.resume,
+        "started": _utc(start.started),
+        "ended": None,
+        "exit_code": None,
+        "exit_reason": None,
+        "world_size": None,
+        "ranks_reported": None,
+        "environment": sorted(environment_names),
+    }
+
+
+def at_end(
+    record: Mapping[str, Any], *, ended: datetime, exit_code: int, exit_reason: str, world_size: int, ranks_reported: int
+) -> dict[str, Any]:
+    return {
+        **record,
+        "ended": _utc(ended),
+        "exit_code": exit_code,
+        "exit_reason": exit_reason,
+        "world_size": world_size or None,
+        "ranks_reported": ranks_reported,
+    }
+
+
+def _utc(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,155 @@
+"""START HERE for a launch: open what watches, run the command, say how it went, end as it did.
+
+Owns the life of the wrapper process. Nothing of ours that fails may keep the command from running as it was given: whatever cannot be opened
+is said in one line, and the command runs plain. It must not know torch, nor what the daemon decides or why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from torch_watchdog_agent.node.config import JobOutcome
+
+from torch_watchdog.config import LaunchConfig
+from torch_watchdog.launch import signals
+from torch_watchdog.launch.plan import AGENT_VARIABLE, ranks_asked_for
+from torch_watchdog.launch.say import say
+from torch_watchdog.launch.summary import JobEnd, summarise
+from torch_watchdog.launch.watch import Watch, open_watch, shown
+
+__all__ = ["EXIT_NOT_EXECUTABLE", "EXIT_NOT_FOUND", "launch"]
+
+EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as a shell has them
+SWITCH = "TORCH_WATCHDOG"  # "off": the command is executed as if we were not installed
+SILENCE_WORTH_A_LINE_S = 300.0
+_T = TypeVar("_T")
+
+
+def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[str] = ()) -> NoReturn:
+    """Runs the command under the watchdog and ends this process as the job ended. `options` are ours, as they were given."""
+    if os.environ.get(SWITCH, "").lower() == "off" or is_watched_already(os.environ):
+        become(command)
+    mask = signals.block_signals()
+    with contextlib.ExitStack() as stack:
+        try:
+            watch = stack.enter_context(open_watch(config, command, options))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training runs
+            say(f"this launch runs without the watchdog: {error}")
+            signals.unblock_signals(mask)
+            become(command)
+        status = run_command(watch, mask)
+        decided = _guarded(lambda: conclude(watch, status, options))
+    if decided is not None:
+        sys.exit(decided)
+    signals.end_like(status, mask)
+
+
+def is_watched_already(environment: Mapping[str, str]) -> bool:
+    """Whether a live launch above us has its ranks watched: `watchdog` inside `watchdog` adds nothing."""
+    try:
+        launcher_pid = int(json.loads(environment.get(AGENT_VARIABLE, "null"))["launcher_pid"])
+        return launcher_pid in _ancestors(os.getpid())
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 1:
+        try:
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        except OSError:
+            break
+        pid = int(after_name.split()[1])
+        found.add(pid)
+    return found
+
+
+def become(command: Sequence[str]) -> NoReturn:
+    """The command, plain."""
+    try:
+        signals.replace_with(command, os.environ)
+    except OSError as error:
+        sys.exit(_cannot_start(command, error))
+
+
+def run_command(watch: Watch, mask: set[int]) -> int:
+    """The wait status of the command, or one that says why it was never started."""
+    early = signals.pending_end()
+    if early is not None:
+        return early  # as a wait status: died by this signal
+    try:
+        pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask)
+    except OSError as error:
+        return _cannot_start(watch.plan.command, error) << 8
+    return signals.wait_forwarding(pid, tick=_silence(watch, started_s=time.monotonic()))
+
+
+def _cannot_start(command: Sequence[str], error: OSError) -> int:
+    say(f"{command[0]}: {error.strerror}")
+    return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
+
+
+def _silence(watch: Watch, *, started_s: float) -> Callable[[], None]:
+    """Says once that no rank has spoken for long: a launch that seems to be watched and is not would be worse than none."""
+    said = False
+
+    def tick() -> None:
+        nonlocal said
+        if said or time.monotonic() - started_s < SILENCE_WORTH_A_LINE_S:
+            return
+        said = True
+        if not _guarded(watch.heard_from_a_rank):
+            asked = ranks_asked_for(watch.plan.command, os.environ)
+            say(
+                f"0 of {asked or '?'} ranks reported in {SILENCE_WORTH_A_LINE_S:.0f} s: nothing is watched so far (python -I, -E and -S skip us)"
+            )
+
+    return tick
+
+
+def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
+    """Reads what is left, writes job.json, says how it went. Returns the exit code where the watchdog decided it."""
+    own_code = signals.exit_code_of(status)
+    outcome = watch.finish(own_code, os.WTERMSIG(status) if os.WIFSIGNALED(status) else None)
+    last = watch.last_status()
+    end = JobEnd(
+        job=watch.job,
+        run_dir=shown(watch.directory.root),
+        exit_code=own_code if outcome.exit_code is None else outcome.exit_code,
+        stopped_by_us=outcome.exit_code is not None,
+        ranks_reported=len(last.ranks) if last else 0,
+        ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
+        steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
+        options=tuple(options),
+        command=watch.plan.command,
+    )
+    watch.write_end(end.exit_code, _reason(outcome, status), world_size=last.world_size if last else 0, ranks_reported=end.ranks_reported)
+    for line in [*outcome.lines, *summarise(outcome.incidents, end)]:
+        say(line)
+    return outcome.exit_code
+
+
+def _reason(outcome: JobOutcome, status: int) -> str:
+    if outcome.exit_code is not None:
+        kinds = [str(incident.get("kind")) for incident in outcome.incidents if (incident.get("action") or {}).get("exit_code") is not None]
+        return f"stopped by the watchdog: {kinds[0] if kinds else 'on request'}"
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    return "finished" if os.WEXITSTATUS(status) == 0 else "failed"
+
+
+def _guarded(action: Callable[[], _T]) -> _T | None:
+    """Our own end never changes the command's."""
+    try:
+        return action()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the command's exit code must come out
+        say(f"the end of this launch could not be told: {type(error).__name__}: {error}")
+        return None

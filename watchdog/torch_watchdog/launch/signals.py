@@ -1,0 +1,102 @@
+"""Signals between the terminal, the scheduler and the wrapped command, and an end that looks like the command's own.
+
+Owns signal masks, forwarding and the last exit. Signals are blocked before any thread starts and taken one by one in the main thread, so no
+handler ever runs in the middle of anything. It must not know jobs or daemons.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, Protocol
+
+__all__ = ["block_signals", "end_like", "exit_code_of", "pending_end", "replace_with", "spawn", "unblock_signals", "wait_forwarding"]
+
+FORWARDED = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT})
+_WAITED = FORWARDED | {signal.SIGCHLD}
+_FROM_KERNEL = 0x80  # SI_KERNEL: a key on the terminal, which sends the signal to every process of the foreground group
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # the interpreter ignores these; a command must start with the defaults
+
+
+class SignalInfo(Protocol):
+    @property
+    def si_signo(self) -> int: ...
+    @property
+    def si_code(self) -> int: ...
+
+
+def block_signals() -> set[int]:
+    """Call in the main thread before any other starts, so that they all inherit the mask. Returns the mask before, for `unblock_signals`."""
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED))
+
+
+def unblock_signals(before: set[int]) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def pending_end() -> int | None:
+    """A signal that came before the command was started, and asks for the end: the command is then not started at all."""
+    waiting = [number for number in signal.sigpending() & FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    return min(waiting) if waiting else None
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: set[int]) -> int:
+    """Starts the command in our process group, with our own stdin, stdout and stderr. Raises OSError where it cannot be started.
+
+    posix_spawn, not fork: gRPC's threads are running, and nothing of ours may run in the child.
+    """
+    return os.posix_spawnp(command[0], list(command), environment, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
+
+
+def replace_with(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Becomes the command: nothing of ours is left. Raises OSError where it cannot be started."""
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command, without a shell in between
+
+
+def is_for_the_command(info: SignalInfo) -> bool:
+    """Whether the command has not got this signal already: Ctrl-C on a terminal reaches the whole group, `kill -INT PID` only us."""
+    return info.si_signo in FORWARDED and info.si_code != _FROM_KERNEL
+
+
+def wait_forwarding(pid: int, *, tick: Callable[[], None], interval_s: float = 1.0) -> int:
+    """Waits for the command, passing signals on; calls `tick` about every `interval_s`. Returns the wait status."""
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        info = signal.sigtimedwait(_WAITED, interval_s)
+        if info is None:
+            tick()
+        elif is_for_the_command(info):
+            _send(pid, info.si_signo)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it ended in between: the next waitpid says how
+
+
+def exit_code_of(status: int) -> int:
+    """As a shell shows it in `$?`."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def end_like(status: int, before: set[int]) -> NoReturn:
+    """Ends as the command did. Death by a signal is repeated, because a shell stops a script on Ctrl-C only when it sees that death."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # the command wrote its own core
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        unblock_signals(before - {number})
+        os.kill(os.getpid(), number)
+    sys.exit(exit_code_of(status))  # reached after a signal only as process 1 of a container, which no default action kills

@@ -1,0 +1,171 @@
+"""The last words of a launch, for the person at the terminal: at most ten lines.
+
+Pure: incidents (as in incident.json) and the end of the job in, lines out. It must not know files, terminals or processes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_watchdog.launch.plan import resume_command
+
+__all__ = ["JobEnd", "allowed_range", "one_line", "summarise", "what_offends", "who"]
+
+Incident = Mapping[str, Any]
+
+_SEVERITIES = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How a launch ended. `run_dir` is as a person would type it; `options` are ours as they were given, before the wrapped `command`."""
+
+    job: str
+    run_dir: str
+    exit_code: int
+    stopped_by_us: bool
+    ranks_reported: int
+    ranks_expected: int | None = None
+    steps: int = 0
+    options: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
+    """Without the prefix that a terminal line carries."""
+    if end.ranks_reported == 0:
+        return _nobody_reported(end)
+    first = first_to_tell(incidents)
+    if first is None:
+        return [
+            f"job {end.job}: {_count(end.ranks_reported, 'rank')}, {_count(end.steps, 'step')}, nothing found (exit code {end.exit_code})"
+        ]
+    lines = [_headline(first, end), *_facts(first)]
+    lines += _afterwards(first, end, others=len(incidents) - 1)
+    return lines[:10]
+
+
+def first_to_tell(incidents: Sequence[Incident]) -> Incident | None:
+    """The first of the gravest: what began it, not what followed."""
+    ordered = sorted(incidents, key=lambda incident: (_SEVERITIES.index(incident.get("severity", "info")), incident.get("time", "")))
+    return ordered[0] if ordered else None
+
+
+def _nobody_reported(end: JobEnd) -> list[str]:
+    of = f"0 of {end.ranks_expected} ranks" if end.ranks_expected else "no rank"
+    return [
+        f"job {end.job}: {of} reported, so nothing was watched (exit code {end.exit_code})",
+        "  why    the command started no training in a Python that we could enter: python -I, -E or -S skip us, containers and other"
+        " hosts need torch-watchdog installed there",
+        "  next   watchdog doctor",
+    ]
+
+
+def _headline(incident: Incident, end: JobEnd) -> str:
+    action = incident.get("action") or {}
+    if end.stopped_by_us:
+        what = "stopped before the bad batch was used" if action.get("prevented") else "stopped"
+    elif action.get("policy") == "skip" and action.get("prevented"):
+        what = "went on without the bad batch"
+    elif action.get("policy") == "observe":
+        what = "observed, nothing was changed"
+    else:
+        what = "failed" if end.exit_code else "ended"
+    return f"job {end.job} {what}: {incident.get('kind')} (exit code {end.exit_code})"
+
+
+def _facts(incident: Incident) -> list[str]:
+    batch = incident.get("batch")
+    facts = [("who", who(incident))]
+    if batch:
+        facts.append(("what", what_offends(incident)))
+        facts.append(("where", _where(incident.get("bound") or {})))
+    else:
+        facts.append(("what", incident.get("summary", "")))
+    facts += [("why", incident.get("cause", "")), ("fix", incident.get("fix", ""))]
+    return [f"  {label:<6} {one_line(text)}" for label, text in facts if text]
+
+
+def who(incident: Incident) -> str:
+    """Rank, step and dataset sample, as far as they are known."""
+    rank = (incident.get("origin") or {}).get("rank")
+    parts = ["no single rank" if rank is None else f"rank {rank}"]
+    if incident.get("step") is not None:
+        parts.append(f"step {incident['step']}")
+    sample = (incident.get("batch") or {}).get("sample") or {}
+    if sample.get("dataset_index") is not None:
+        parts.append(f"dataset sample {sample['dataset_index']}")
+    if sample.get("position_in_batch") is not None:
+        parts.append(f"position {sample['position_in_batch']} in the batch")
+    return ", ".join(parts)
+
+
+def what_offends(incident: Incident) -> str:
+    """`input_ids[5,211] = 50257, allowed 0..50256`."""
+    batch, bound = incident.get("batch") or {}, incident.get("bound") or {}
+    element = batch.get("element")
+    where = "" if element is None else "[" + ",".join(str(index) for index in element) + "]"
+    text = f"{batch.get('key', '')}{where}"
+    if batch.get("value") is not None:
+        text += f" = {batch['value']}"
+    derived = batch.get("derived") or {}
+    if derived.get("expression"):
+        text += f", from which {derived['expression']} = {derived.get('value')}"
+    allowed = allowed_range(bound)
+    if allowed:
+        text += f", allowed {allowed}"
+    more = (batch.get("count") or 1) - 1
+    return f"{text}, and {_count(more, 'element')} more" if more else text
+
+
+def allowed_range(bound: Mapping[str, Any]) -> str:
+    low, high = bound.get("low"), bound.get("high")
+    if low is None and high is None:
+        return ""
+    text = f"{'' if low is None else low}..{'' if high is None else high}"
+    ignored = bound.get("ignored") or ()
+    return f"{text} or {', '.join(str(value) for value in ignored)} (ignored)" if ignored else text
+
+
+def _where(bound: Mapping[str, Any]) -> str:
+    parts = [
+        bound.get("op") or "",
+        f"in {bound['module']}" if bound.get("module") else "",
+        f"({bound['source']})" if bound.get("source") else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
+    """What was saved, and what a person can type next."""
+    checkpoint = (incident.get("action") or {}).get("checkpoint") or {}
+    path = checkpoint.get("path")
+    lines = []
+    if path:
+        lines.append(f"  saved  {one_line(path)} ({_checkpoint_state(checkpoint)})")
+    elif end.stopped_by_us:
+        lines.append("  saved  no checkpoint was written")
+    if path and checkpoint.get("committed"):
+        lines.append("  resume " + shlex.join(resume_command(end.options, end.command, path)))
+    also = f" ({_count(others, 'incident')} more)" if others else ""
+    lines.append(f"  more   {end.run_dir}{also}: watchdog incidents {end.job}, watchdog timeline {end.job}")
+    return lines
+
+
+def _checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
+    applied = _count(checkpoint.get("updates_applied", 0), "update")
+    if not checkpoint.get("committed"):
+        return f"{applied}, not complete: do not use it"
+    return f"{applied}, verified" if checkpoint.get("finite", True) else f"{applied}, holds values that are not finite"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def one_line(text: str) -> str:
+    """Names come from the user's data: no control character of theirs may reach the terminal."""
+    return "".join(character if character.isprintable() else " " for character in " ".join(str(text).split()))
