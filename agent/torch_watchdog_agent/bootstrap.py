@@ -1,0 +1,71 @@
+"""At interpreter start: am I a rank? If so: a keeper, the log, and hooks that wait for torch. Never raises, imports neither torch nor grpc.
+
+Knows which process it is in and nothing about training. What happens in the rank from its first sign of a training on is in `rank.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch_watchdog_agent.config import PID_MARK, AgentConfig
+from torch_watchdog_agent.say import Voice
+
+__all__ = ["activate", "is_rank"]
+
+
+def activate() -> None:
+    """Called once by the shim."""
+    say = Voice()
+    try:
+        config = AgentConfig.from_env(os.environ)
+        if config is not None and is_rank(config, os.environ, pid=os.getpid()):
+            _become_rank(config, say)
+    except Exception as error:  # noqa: BLE001  whatever it is: the training must not notice
+        say(f"the agent could not start ({type(error).__name__}: {error}); this process runs without it")
+
+
+def is_rank(config: AgentConfig, environment: Mapping[str, str], *, pid: int) -> bool:
+    """True where a launcher made this process a rank, or where the one process of a plain command may become one.
+
+    Children of a rank (loader workers, helper scripts) inherit RANK: the mark that the rank set tells them apart.
+    """
+    marked = environment.get(PID_MARK)
+    if marked is not None and marked != str(pid):
+        return False
+    return "RANK" in environment or config.solo
+
+
+def _become_rank(config: AgentConfig, say: Voice) -> None:
+    if "RANK" in os.environ or os.getppid() == config.launcher_pid:
+        _keep(config, say)
+        os.environ[PID_MARK] = str(os.getpid())
+    try:
+        from torch_watchdog_agent.hooks import install
+    except ImportError as error:
+        say(f"{error.name} is missing in this Python: the rank runs without the watchdog (pip install {error.name})")
+        return
+    install.when_torch_is_imported(config)
+
+
+def _keep(config: AgentConfig, say: Voice) -> None:
+    """The keeper where a launcher watches this process as a session of its own; else only the log."""
+    from torch_watchdog_agent import keeper
+
+    log_path = Path(config.run_dir) / "logs" / f"rank-{os.environ.get('RANK') or 0}.log"
+    _flush()
+    try:
+        if config.keeper and config.policy != "observe" and os.getsid(0) == os.getpid():
+            keeper.stand_guard(log_path=log_path, say=say)
+        else:
+            keeper.tee_only(log_path=log_path, say=say)
+    except OSError as error:
+        say(f"no keeper and no log of this rank ({error})")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

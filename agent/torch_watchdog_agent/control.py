@@ -1,0 +1,71 @@
+"""The rank's line to its node process: a unix socket and one thread that answers orders while the training thread computes or waits.
+
+Owns the socket and the thread; what orders mean is the gate's business. When the node process goes, the rank is told once and trains on without us.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_watchdog_proto.frames import Decoder, FrameError, encode
+from torch_watchdog_proto.messages import Order, RankMessage
+
+__all__ = ["ControlLine"]
+
+_CONNECT_TIMEOUT_S = 2.0
+_SEND_TIMEOUT_S = 2.0
+
+
+class ControlLine:
+    """`on_order` runs on the control thread; `on_lost` too, once, when the line is gone."""
+
+    def __init__(self, path: Path, *, on_order: Callable[[Order], tuple[RankMessage, ...]], on_lost: Callable[[], None]) -> None:
+        self._on_order, self._on_lost = on_order, on_lost
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(_CONNECT_TIMEOUT_S)
+        self._socket.connect(str(path))
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_TIMEOUT_S))
+        self._sending = threading.Lock()
+        self.connected = True
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="torch-watchdog-control", daemon=True).start()
+
+    def send(self, message: RankMessage) -> bool:
+        """False where the line is gone. Never blocks for longer than two seconds."""
+        if not self.connected:
+            return False
+        try:
+            with self._sending:
+                self._socket.sendall(encode(message))
+        except (OSError, FrameError):
+            return False
+        return True
+
+    def forget(self) -> None:
+        """In a forked child: the line belongs to the parent."""
+        self.connected = False
+        self._on_lost = lambda: None
+        self._socket.close()
+
+    def _listen(self) -> None:
+        decoder = Decoder()
+        try:
+            while data := self._socket.recv(65536):
+                for order in decoder.feed(data):
+                    for answer in self._on_order(order):  # type: ignore[arg-type]  # a rank's own words do not come back
+                        self.send(answer)
+        except (OSError, FrameError):
+            pass
+        self.connected = False
+        self._on_lost()
+
+
+def _timeval(seconds: float) -> bytes:
+    import struct
+
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))

@@ -1,0 +1,130 @@
+"""Turns what the hooks see into ring records: tensors of a batch, its loss once that is known, and the step's times and memory.
+
+Owns the losses that are still on their way from the GPU; never waits for one. Knows torch tensors only by the few methods used here.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.recorder import Recorder
+from torch_watchdog_proto.record import MicroStep, StepDone, TensorSeen
+
+__all__ = ["History"]
+
+_MAX_PENDING_LOSSES = 64
+
+
+@dataclass(slots=True)
+class _OpenMicroStep:
+    step: int
+    micro_step: int
+    time_ns: int
+    loader_ns: int
+    evaluation: bool
+    loss: Any = None  # a float, or (pinned tensor, event) while the copy is under way
+
+
+class History:
+    """What has been recorded of this rank. Without a recorder everything is dropped."""
+
+    def __init__(self, recorder: Recorder | None, loop: Loop) -> None:
+        self._recorder, self._loop = recorder, loop
+        self._pending: deque[_OpenMicroStep] = deque(maxlen=_MAX_PENDING_LOSSES)
+        self._last_gate_ns = time.monotonic_ns()
+
+    def forget(self) -> None:
+        self._recorder = None
+        self._pending.clear()
+
+    def said(self, text: str) -> None:
+        self.note(text, level=1)
+
+    def note(self, text: str, *, level: int) -> None:
+        if self._recorder is not None:
+            self._recorder.note(text, level=level)
+
+    def batch(self, stats: Iterable[Any], *, loader_ns: int, evaluation: bool) -> None:
+        """One batch handed over: its tensors are written now, the micro-step when its loss is known."""
+        if self._recorder is None:
+            return
+        step, micro_step = self._loop.step, self._loop.micro_step
+        for stat in stats:
+            self._recorder.write(
+                TensorSeen(
+                    key_id=self._recorder.key_id(stat.key), dtype=stat.dtype, step=step, micro_step=micro_step, low=float(stat.low),
+                    high=float(stat.high), negatives=stat.negatives, ignored=stat.ignored, finite=stat.finite, shape=tuple(stat.shape),
+                )
+            )  # fmt: skip
+        self._pending.append(_OpenMicroStep(step, micro_step, time.time_ns(), loader_ns, evaluation))
+
+    def loss_seen(self, loss: Any) -> None:
+        """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived."""
+        if self._pending and self._pending[-1].loss is None and loss.numel() == 1:
+            self._pending[-1].loss = _start_copy(loss.detach()) if loss.is_cuda else float(loss.detach())
+
+    def flush(self) -> None:
+        """Writes the micro-steps whose loss has arrived, in order."""
+        while self._pending and self._recorder is not None:
+            loss = _arrived(self._pending[0].loss)
+            if loss is None:
+                return
+            self._write(self._recorder, self._pending.popleft(), loss)
+
+    @staticmethod
+    def _write(recorder: Recorder, micro: _OpenMicroStep, loss: float) -> None:
+        recorder.write(
+            MicroStep(
+                step=micro.step, micro_step=micro.micro_step, time_ns=micro.time_ns, loader_ns=micro.loader_ns, loss=loss,
+                loss_known=micro.loss is not None, evaluation=micro.evaluation,
+            )
+        )  # fmt: skip
+
+    def step_done(self, step: int, *, vetoed: bool) -> None:
+        now_ns = time.monotonic_ns()
+        self.flush()
+        if self._recorder is not None:
+            allocated, reserved, peak = _allocator_bytes()
+            self._recorder.write(
+                StepDone(
+                    step=step, time_ns=time.time_ns(), step_ns=now_ns - self._last_gate_ns, micro_steps=self._loop.micro_step + 1,
+                    allocated_bytes=allocated, reserved_bytes=reserved, peak_bytes=peak, vetoed=vetoed,
+                    updates_applied=self._loop.updates_applied,
+                )
+            )  # fmt: skip
+        self._last_gate_ns = now_ns
+
+
+def _start_copy(loss: Any) -> tuple[Any, Any]:
+    import torch
+
+    pinned = torch.empty((), dtype=torch.float32, pin_memory=True)
+    pinned.copy_(loss.reshape(()).to(torch.float32), non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return pinned, event
+
+
+def _arrived(loss: Any) -> float | None:
+    """The loss as a number (NaN where there was none), or None while it is on its way."""
+    if loss is None:
+        return math.nan
+    if isinstance(loss, float):
+        return loss
+    pinned, event = loss
+    return float(pinned) if event.query() else None
+
+
+def _allocator_bytes() -> tuple[int, int, int]:
+    """Allocated, reserved and peak bytes of the current CUDA device; zeros where CUDA is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0, 0, 0
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()

@@ -1,0 +1,108 @@
+"""Which rank this process is, for the hooks; made at the first sign of a training, gone in forked children.
+
+Also the one guard around every hook body: a failure of ours turns that hook off and says so once; only what stops a rank on purpose passes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from torch_watchdog_agent.config import PID_MARK, AgentConfig
+from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_agent.rank import Identity, Rank
+from torch_watchdog_agent.say import Voice
+
+__all__ = ["arm", "guarded", "rank"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_config: AgentConfig | None = None
+_rank: Rank | None = None
+_say = Voice()
+
+
+def arm(config: AgentConfig) -> None:
+    """From now on the first sign of a training makes this process a rank."""
+    global _config
+    _config = config
+    os.register_at_fork(after_in_child=_disarm_in_child)
+
+
+def rank() -> Rank | None:
+    """The rank of this process on its main thread, made when first asked for; None elsewhere and after a failure."""
+    global _config, _rank
+    if _config is None or threading.current_thread() is not threading.main_thread():
+        return None
+    if _rank is None:
+        config, _config = _config, None  # a failure below must not be met again at every batch
+        from torch_watchdog_agent import keeper
+
+        os.environ[PID_MARK] = str(os.getpid())
+        _rank = Rank(config, Identity.from_env(os.environ), leave=keeper.announce_leave)
+        _config = config
+        atexit.register(_finish, os.getpid())
+        sys.excepthook = _noting(sys.excepthook)
+    return _rank
+
+
+def guarded(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
+    """Wraps the body of a hook: None where it is off. Never put the user's own call inside."""
+
+    def wrap(body: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        off = False
+
+        def guarded_body(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+            nonlocal off
+            if off:
+                return None
+            try:
+                return body(*args, **kwargs)
+            except (BadBatchError, SystemExit):
+                raise
+            except Exception as error:  # noqa: BLE001  fail open
+                off = True
+                _say(f"the {name} hook turned itself off ({type(error).__name__}: {error}); training goes on")
+                return None
+
+        return guarded_body
+
+    return wrap
+
+
+def _disarm_in_child() -> None:
+    global _config, _rank
+    parents, _config, _rank = _rank, None, None
+    if parents is not None:
+        parents.forget_in_child()
+
+
+@guarded("exit")
+def _finish(pid: int) -> None:
+    if _rank is not None and os.getpid() == pid:
+        _rank.finish()
+
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+def _noting(theirs: _Hook) -> _Hook:
+    """An uncaught exception is noted in the ring before the user's own hook sees it."""
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> object:
+        _note_exception(kind, error)
+        return theirs(kind, error, traceback)
+
+    return hook
+
+
+@guarded("exception")
+def _note_exception(kind: type[BaseException], error: BaseException) -> None:
+    if _rank is not None:
+        _rank.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)

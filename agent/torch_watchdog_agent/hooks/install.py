@@ -1,0 +1,49 @@
+"""Puts each hook in place when the module that it patches is imported, and not before: importing torch stays the user's decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import wrapt
+
+from torch_watchdog_agent.config import AgentConfig
+
+__all__ = ["when_torch_is_imported"]
+
+
+def when_torch_is_imported(config: AgentConfig) -> None:
+    """Registers all hooks. Cheap: what a hook needs is imported with it."""
+    for module, hook in _HOOKS.items():
+        wrapt.register_post_import_hook(_patching(hook, config), module)
+
+
+def _patching(name: str, config: AgentConfig) -> Callable[[ModuleType], None]:
+    def patch(module: ModuleType) -> None:
+        import importlib
+
+        from torch_watchdog_agent.say import Voice
+
+        try:
+            if name != "arm":
+                importlib.import_module(f"torch_watchdog_agent.hooks.{name}").patch(module)
+                return
+            from torch_watchdog_agent.hooks import active
+
+            active.arm(config)
+        except Exception as error:  # noqa: BLE001  fail open
+            Voice()(f"the {name} hook could not be put in place ({type(error).__name__}: {error}); training goes on")
+
+    return patch
+
+
+_HOOKS = {
+    "torch": "arm",
+    "torch.utils.data.dataloader": "loader",
+    "torch.optim.optimizer": "optimizer",
+    "torch.optim.lr_scheduler": "scheduler",
+    "torch.autograd": "loss",
+    "torch.amp.grad_scaler": "scaler",
+    "torch.nn.parallel.distributed": "distributed",
+    "accelerate.data_loader": "accelerate",
+}

@@ -1,0 +1,99 @@
+"""The gate: wraps the outermost `Optimizer.step` of every optimizer class, where torch itself wraps it for its profiler.
+
+With a closure the gate is inside, after the closure's backward; a veto leaves the step by a private exception that the wrapper catches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.rank import VETOED
+
+__all__ = ["patch"]
+
+
+class _Vetoed(Exception):  # noqa: N818  not an error: the way out of a closure
+    def __init__(self, result: Any) -> None:
+        super().__init__("the watchdog skips this step")
+        self.result = result
+
+
+_steps_under_way = 0  # a step inside a step (ZeRO, wrappers) is not a gate of its own
+
+
+def patch(module: ModuleType) -> None:
+    from torch.compiler import is_compiling
+
+    theirs = module.Optimizer.profile_hook_step
+
+    def gated_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        hooked = theirs(step)
+
+        @functools.wraps(hooked)
+        def at_the_gate(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or _steps_under_way:
+                return hooked(self, *args, **kwargs)
+            return _gate(hooked, self, args, kwargs)
+
+        return at_the_gate
+
+    module.Optimizer.profile_hook_step = staticmethod(gated_step)
+
+
+def _gate(step: Callable[..., Any], optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    closure = kwargs.pop("closure", args[0] if args else None)
+    if not callable(closure):
+        number = _enter(optimizer)
+        if number == VETOED:
+            return None
+        result = _step(step, optimizer, closure, args, kwargs)
+        _leave(number)
+        return result
+    try:
+        return _step(step, optimizer, _gated(optimizer, closure), args, kwargs)
+    except _Vetoed as veto:
+        return veto.result
+
+
+def _step(step: Callable[..., Any], optimizer: Any, closure: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    global _steps_under_way
+    _steps_under_way += 1
+    try:
+        return step(optimizer, closure, *args[1:], **kwargs) if closure is not None else step(optimizer, *args, **kwargs)
+    finally:
+        _steps_under_way -= 1
+
+
+def _gated(optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
+    """The closure with the gate behind its first run; optimizers that run it again (LBFGS) have passed by then."""
+    first = True
+
+    def run() -> Any:
+        nonlocal first
+        result = closure()
+        if first:
+            first = False
+            number = _enter(optimizer)
+            if number == VETOED:
+                raise _Vetoed(result)
+            _leave(number)
+        return result
+
+    return run
+
+
+@guarded("optimizer")
+def _enter(optimizer: Any) -> int | None:
+    here = rank()
+    return here.enter_gate(optimizer) if here is not None else None
+
+
+@guarded("optimizer")
+def _leave(number: int | None) -> None:
+    here = rank()
+    if here is not None and number is not None:
+        here.leave_gate(number)

@@ -1,0 +1,51 @@
+"""GradScaler: part of the state that a checkpoint needs, and the reason why a loss may be seen multiplied."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from types import ModuleType
+from typing import Any
+
+from torch_watchdog_agent.hooks.active import guarded, rank
+
+__all__ = ["patch", "unscaled"]
+
+_raw: list[tuple[Any, Any]] = []  # the last (scaled, raw) pair, weakly
+
+
+def patch(module: ModuleType) -> None:
+    initialise, scale = module.GradScaler.__init__, module.GradScaler.scale
+
+    @functools.wraps(initialise)
+    def seen(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        _made(self)
+
+    @functools.wraps(scale)
+    def scaling(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        _scaled(outputs, scaled)
+        return scaled
+
+    module.GradScaler.__init__, module.GradScaler.scale = seen, scaling
+
+
+def unscaled(loss: Any) -> Any:
+    """The loss as it was before a GradScaler multiplied it."""
+    if _raw and _raw[0][0]() is loss:
+        return _raw[0][1]() if _raw[0][1]() is not None else loss
+    return loss
+
+
+@guarded("scaler")
+def _made(scaler: Any) -> None:
+    here = rank()
+    if here is not None:
+        here.subjects.scaler_seen(scaler)
+
+
+@guarded("scaler")
+def _scaled(raw: Any, scaled: Any) -> None:
+    if hasattr(raw, "numel") and raw is not scaled:
+        _raw[:] = [(weakref.ref(scaled), weakref.ref(raw))]

@@ -1,0 +1,56 @@
+"""What the user's loop is doing, as far as hand-overs and gates tell: which update window is open, and which micro-step of it.
+
+Pure bookkeeping; knows no torch, clock or thread. A window is one optimizer step in the making: it opens with the first batch that is handed over after a
+gate, and closes with the next gate. It may hold several micro-batches and several optimizers' steps.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Loop"]
+
+
+class Loop:
+    """`step` is the open window, or the next one where none is open; `updates_applied` counts the windows that were applied."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.micro_step = -1
+        self.updates_applied = 0
+        self.batches_seen = 0
+        self._open = False
+        self._closed_once = False
+        self._stepped: set[int] = set()  # optimizers that stepped in this window
+
+    def handed_over(self) -> bool:
+        """A batch is about to be used. True where it opens a new window."""
+        self.batches_seen += 1
+        opens = not self._open
+        if opens:
+            self._begin()
+        self.micro_step += 1
+        return opens
+
+    def _begin(self) -> None:
+        if self._closed_once:
+            self.step += 1
+        self._open, self._closed_once = True, False
+        self.micro_step = -1
+        self._stepped.clear()
+
+    def at_gate(self, optimizer: int) -> int:
+        """An optimizer is about to step; returns the window that this belongs to.
+
+        A second optimizer of the same window shares its gate. Where no loader is seen, the same optimizer again means a new window.
+        """
+        if not self._open and (optimizer in self._stepped or not self._closed_once) and not self.batches_seen:
+            self._begin()
+        self._stepped.add(optimizer)
+        return self.step
+
+    def gate_done(self, *, applied: bool) -> bool:
+        """The gate has been passed (or vetoed). True the first time in this window."""
+        first = not self._closed_once
+        self._open, self._closed_once = False, True
+        if first and applied:
+            self.updates_applied += 1
+        return first

@@ -1,0 +1,242 @@
+"""One rank of a watched job: what the hooks call, and how its parts hang together. START HERE for the rank side.
+
+The life of a batch: `before_fetch` (a boundary: act on an order) -> the user's loader -> `fetched` (the guard looks) -> `handed` (held, repaired, recorded,
+traced) -> the user's forward and backward (`loss_seen`) -> `around_step` (the gate). Everything here runs on the training thread unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_watchdog_agent.config import AgentConfig
+from torch_watchdog_agent.control import ControlLine
+from torch_watchdog_agent.gate import Gate
+from torch_watchdog_agent.history import History
+from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.recorder import Recorder
+from torch_watchdog_agent.saver import Saver
+from torch_watchdog_agent.say import Voice
+from torch_watchdog_proto.messages import Finished, Hold, Noticed, RankHello, RankMessage, Refused, Vetoed, Violation
+from torch_watchdog_proto.stop.participant import Act, Released, Skip
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.contract.guard import Checked
+
+__all__ = ["VETOED", "Identity", "Rank"]
+
+VETOED = -1  # instead of a window's number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which rank this process is, as the launcher told it. `attempt` is torchrun's restart count."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    attempt: int
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str]) -> Identity:
+        def number(name: str, default: int) -> int:
+            return int(environment.get(name) or default)
+
+        world_size = number("WORLD_SIZE", 1)
+        return cls(
+            rank=number("RANK", 0), local_rank=number("LOCAL_RANK", 0), world_size=world_size,
+            local_world_size=number("LOCAL_WORLD_SIZE", world_size), attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
+        )  # fmt: skip
+
+
+class Rank:
+    """The agent of this process. Made at the first sign of a training; torch is imported by then."""
+
+    def __init__(self, config: AgentConfig, identity: Identity, *, leave: Callable[[], None]) -> None:
+        from torch_watchdog_agent.checkpoint.subjects import Subjects
+        from torch_watchdog_agent.checkpoint.window import WindowState
+        from torch_watchdog_agent.contract.guard import Guard
+
+        self.config, self.identity = config, identity
+        self.say = Voice(f"rank {identity.rank}: ")
+        self.loop = Loop()
+        self.gate = Gate(identity.rank)
+        self.subjects = Subjects()
+        self.window = WindowState(self.subjects, say=self.say)
+        self.line = self._connect()
+        self.history = History(self._open_ring(), self.loop)
+        self.say.also = self.history.said
+        self.guard = Guard(say=self.say, on_refused=self._refused)
+        self.saver = Saver(self, leave=leave)
+        self._contract_written = ""
+
+    # Start and end
+
+    def _connect(self) -> ControlLine | None:
+        import torch
+
+        try:
+            line = ControlLine(Path(self.config.runtime_dir) / "control.sock", on_order=self.gate.on_order, on_lost=self._lost)
+        except OSError as error:
+            self.say(f"the node process cannot be reached ({error}); this rank is recorded, but not guarded")
+            return None
+        line.start()
+        who = self.identity
+        hello = RankHello(
+            rank=who.rank, local_rank=who.local_rank, world_size=who.world_size, pid=os.getpid(), attempt=who.attempt,
+            host=socket.gethostname(), version=self.config.version, torch_version=torch.__version__,
+        )  # fmt: skip
+        line.send(hello)
+        return line
+
+    def _open_ring(self) -> Recorder | None:
+        who = self.identity
+        try:
+            return Recorder(
+                Path(self.config.ring_dir),
+                rank=who.rank,
+                attempt=who.attempt,
+                world_size=who.world_size,
+                local_world_size=who.local_world_size,
+            )
+        except OSError as error:
+            self.say(f"no shared memory for the step records ({error}); training goes on, its timeline is lost")
+            return None
+
+    def _lost(self) -> None:
+        self.gate.on_lost()
+        self.say("the node process is gone: training goes on without the watchdog (no guard, no clean stop, no timeline from here)")
+
+    def finish(self) -> None:
+        """At interpreter exit: no gate will follow."""
+        self.history.flush()
+        self.write_contract()
+        self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
+
+    def forget_in_child(self) -> None:
+        """After a fork: ring and socket belong to the parent."""
+        self.history.forget()
+        if self.line is not None:
+            self.line.forget()
+
+    @property
+    def guarding(self) -> bool:
+        """False where nobody could be told: then a bad batch takes its course as without us."""
+        return self.line is not None and self.line.connected
+
+    def tell(self, message: RankMessage) -> bool:
+        return self.line is not None and self.line.send(message)
+
+    # The life of a batch
+
+    def before_fetch(self) -> None:
+        """The loop asks for its next batch: every rank is at the same point here, with nothing half done. May raise SystemExit."""
+        self.history.flush()
+        act = self.gate.boundary()
+        if act is not None:
+            self.saver.act(act.commit, step=self.gate.passed + 1)
+
+    def fetched(self, batch: object, *, indices: Any, worker: int | None) -> Checked | None:
+        """A batch has left a DataLoader; the loop may get it later (a prefetching loader)."""
+        return self.guard.fetched(batch, indices=indices, worker=worker) if self.guarding else None
+
+    def handed(self, batch: object, checked: Checked | None, *, loader_ns: int, evaluation: bool) -> object:
+        """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
+        if self.loop.handed_over():
+            self.window.opened()
+        self.gate.phase = "eval" if evaluation else "train"
+        self.history.batch(checked.stats if checked is not None else (), loader_ns=loader_ns, evaluation=evaluation)
+        if checked is None:
+            return batch
+        batch = self._act_on(batch, checked)
+        self.guard.handed_over(checked, batch)
+        return batch
+
+    def _act_on(self, batch: object, checked: Checked) -> object:
+        for warning in checked.warnings:
+            self._notice(warning)
+        if checked.violation is None:
+            return batch
+        if self.config.policy == "observe":
+            self._notice(checked.violation)
+            return batch
+        return self._hold(batch, checked, checked.violation)
+
+    def _notice(self, violation: Violation) -> None:
+        where = self.loop
+        self.tell(Noticed(rank=self.identity.rank, step=where.step, micro_step=where.micro_step, violation=violation))
+
+    def _hold(self, batch: object, checked: Checked, violation: Violation) -> object:
+        """Nothing of this step has been launched yet: wait until every rank has promised to veto it, then go on with a clean copy."""
+        from torch_watchdog_agent.errors import BadBatchError
+        from torch_watchdog_agent.hooks.distributed import hold_timeout_s
+
+        clean = self.guard.repaired(batch, checked)
+        if clean is None:
+            self._refused(violation)
+            raise BadBatchError(violation, "nothing legal can stand in for it")
+        timeout_s = min(self.config.hold_timeout_s, hold_timeout_s())
+        step = self.loop.step
+        self.history.note(f"step {step}: held: {violation.summary}", level=2)
+        self.tell(Hold(rank=self.identity.rank, step=step, micro_step=self.loop.micro_step, violation=violation, timeout_s=timeout_s))
+        decision = self.gate.hold(step, timeout_s)
+        if isinstance(decision, Released):
+            return clean
+        raise BadBatchError(violation, decision.reason)
+
+    def _refused(self, violation: Violation) -> None:
+        """The guard refuses an op inside the forward: the rank will raise."""
+        self.history.note(f"step {self.loop.step}: refused: {violation.summary}", level=2)
+        self.tell(Refused(rank=self.identity.rank, step=self.loop.step, micro_step=self.loop.micro_step, violation=violation))
+        self.write_contract()
+
+    # The gate
+
+    def enter_gate(self, optimizer: Any) -> int | None:
+        """Before a parameter changes. Returns the window's number, VETOED where the update must not be applied, None inside a save of ours."""
+        if self.saver.busy:
+            return None
+        self.subjects.optimizer_seen(optimizer)
+        number = self.loop.at_gate(id(optimizer))
+        self.guard.step_ended()
+        decision = self.gate.judge(number)
+        if isinstance(decision, Act):
+            self.window.restore()
+            self.saver.act(decision.commit, step=number)
+            decision = self.gate.judge(number)  # a checkpoint without a stop: the update follows it
+        if isinstance(decision, Skip):
+            self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
+            self._close_window(number, applied=False)
+            return VETOED
+        return number
+
+    def leave_gate(self, number: int) -> None:
+        """The update of the window has been applied."""
+        self._close_window(number, applied=True)
+
+    def _close_window(self, number: int, *, applied: bool) -> None:
+        if self.loop.gate_done(applied=applied):
+            self.history.step_done(number, vetoed=not applied)
+
+    # Evidence
+
+    def write_contract(self) -> None:
+        """What has been learned, as JSON in the run directory, when it has changed."""
+        import json
+
+        text = json.dumps(self.guard.contract(), sort_keys=True)
+        if text == self._contract_written:
+            return
+        self._contract_written = text
+        path = Path(self.config.run_dir) / "contract" / f"rank-{self.identity.rank}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".tmp").write_text(text)
+            path.with_suffix(".tmp").replace(path)
+        except OSError as error:
+            self.say(f"the learned contract could not be written: {error}")

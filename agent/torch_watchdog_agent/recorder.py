@@ -1,0 +1,68 @@
+"""Writes what a rank sees into its ring, where it outlives the rank.
+
+Owns the ring's file and mapping; knows the layout only through `torch_watchdog_proto.record`. Called on the training thread: O(1), no lock, no IO.
+The pages are reserved when the ring is made, so that a full /dev/shm fails here and not as a SIGBUS in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+from torch_watchdog_proto.record import KeyNamed, Note, Record, RingHeader, RingWriter, ring_bytes
+
+__all__ = ["Recorder", "ring_capacity"]
+
+RING_BYTES_PER_NODE = 16 << 20
+_NAME_AGAIN_EVERY = 512  # records of one key: a ring forgets, so a key's name is written again now and then
+
+
+def ring_capacity(local_world_size: int) -> int:
+    """Records per rank, so that all ranks of a node together stay within 16 MiB of shared memory."""
+    share = min(2 << 20, RING_BYTES_PER_NODE // max(1, local_world_size))
+    return max(64, (share - ring_bytes(0)) // (ring_bytes(1) - ring_bytes(0)))
+
+
+class Recorder:
+    """One rank's ring. Raises OSError where it cannot be made."""
+
+    def __init__(self, directory: Path, *, rank: int, attempt: int, world_size: int, local_world_size: int) -> None:
+        self.path = directory / f"{attempt}-{rank}-{os.getpid()}.ring"
+        header = RingHeader(
+            rank=rank, attempt=attempt, pid=os.getpid(), world_size=world_size, start_time_ns=time.time_ns(),
+            capacity=ring_capacity(local_world_size),
+        )  # fmt: skip
+        self._ring = RingWriter(memoryview(_reserve(self.path, ring_bytes(header.capacity))), header)
+        self._keys: dict[str, int] = {}
+        self._named: dict[int, int] = {}
+
+    def write(self, record: Record) -> None:
+        self._ring.write(record)
+
+    def key_id(self, name: str) -> int:
+        """The number of a tensor's path, written into the ring when new or long not named."""
+        number = self._keys.setdefault(name, len(self._keys))
+        since = self._named.get(number, _NAME_AGAIN_EVERY)
+        if since >= _NAME_AGAIN_EVERY:
+            self.write(KeyNamed(key_id=number, name=name))
+            since = 0
+        self._named[number] = since + 1
+        return number
+
+    def note(self, text: str, *, level: int = 0) -> None:
+        self.write(Note(level=level, time_ns=time.time_ns(), text=text))
+
+
+def _reserve(path: Path, size: int) -> mmap.mmap:
+    """A private file of `size` bytes, every page there, mapped."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        return mmap.mmap(descriptor, size)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)

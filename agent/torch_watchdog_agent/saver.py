@@ -1,0 +1,98 @@
+"""Saving and leaving at a boundary (PROTOCOL D, the rank's part): write under a temporary name, report, seal when told, end or go on.
+
+Knows the protocol's words and the checkpoint package; neither sockets nor ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_watchdog_proto.messages import Commit, Committed, Left, Saved, Saving, WriteCommitted
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.rank import Rank
+
+__all__ = ["Saver"]
+
+
+class Saver:
+    """Acts on committed orders of one rank. `busy` while it does: steps that a save runs inside are no gates."""
+
+    def __init__(self, rank: Rank, *, leave: Callable[[], None]) -> None:
+        self._rank, self._announce_leave = rank, leave
+        self.busy = False
+
+    def act(self, commit: Commit, *, step: int) -> None:
+        """Saves and leaves as the order says. `step`: the first step that is not applied. Raises SystemExit to leave."""
+        committed = self._save(commit) if commit.save else False
+        self._rank.gate.done(commit.generation)
+        self._rank.history.note(f"step {step}: {'checkpoint committed' if committed else 'no checkpoint'}: {commit.path}", level=0)
+        if commit.leave:
+            self._leave(commit)
+
+    def _leave(self, commit: Commit) -> None:
+        rank = self._rank
+        rank.history.flush()
+        rank.write_contract()
+        rank.tell(Left(rank=rank.identity.rank, generation=commit.generation, updates_applied=rank.loop.updates_applied))
+        self._announce_leave()
+        raise SystemExit(commit.exit_code)
+
+    def _save(self, commit: Commit) -> bool:
+        """True where the checkpoint is whole and sealed on every rank."""
+        rank = self._rank
+        rank.tell(Saving(rank=rank.identity.rank, generation=commit.generation, updates_applied=rank.loop.updates_applied))
+        self.busy = True
+        try:
+            rank.tell(self._write(commit))
+            return self._finish(commit)
+        finally:
+            self.busy = False
+
+    def _write(self, commit: Commit) -> Saved:
+        from torch_watchdog_agent import checkpoint
+        from torch_watchdog_agent.hooks.loader import training_position
+
+        rank, who = self._rank, self._rank.identity
+        try:
+            part = checkpoint.save_at(
+                partial_directory(commit), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),
+                rank=who.rank, world_size=who.world_size, say=rank.say,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001  whatever a save meets must reach the coordinator, or the others wait for the whole grace time
+            return self._saved(commit, error=f"{type(error).__name__}: {error}"[:500])
+        return self._saved(commit, finite=part.finite, files=part.files, format=part.format)
+
+    def _saved(self, commit: Commit, **fields: Any) -> Saved:
+        return Saved(
+            rank=self._rank.identity.rank, generation=commit.generation, updates_applied=self._rank.loop.updates_applied, path=commit.path, **fields
+        )  # fmt: skip
+
+    def _finish(self, commit: Commit) -> bool:
+        gate = self._rank.gate
+        deadline = gate.clock() + commit.grace_s
+        answer = gate.answer(commit.generation, deadline=deadline)
+        if isinstance(answer, WriteCommitted):
+            self._seal(commit, answer)
+            answer = gate.answer(commit.generation, deadline=deadline, beyond=WriteCommitted)
+        return not isinstance(answer, WriteCommitted) and answer.committed
+
+    def _seal(self, commit: Commit, order: WriteCommitted) -> None:
+        from torch_watchdog_agent.checkpoint import manifest
+
+        rank = self._rank
+        facts = {**order.manifest, "job": rank.config.job, "attempt": rank.identity.attempt, "world_size": rank.identity.world_size}
+        try:
+            manifest.commit(partial_directory(commit), Path(commit.path), facts, good=order.good)
+            error = None
+        except Exception as problem:  # noqa: BLE001  the others wait for a word
+            error = f"{type(problem).__name__}: {problem}"[:500]
+        rank.tell(Committed(rank=rank.identity.rank, generation=order.generation, error=error))
+
+
+def partial_directory(commit: Commit) -> Path:
+    """Where the parts are written until all are whole: a name that nobody takes for a checkpoint."""
+    path = Path(commit.path)
+    return path.with_name(f"{path.name}.partial")
