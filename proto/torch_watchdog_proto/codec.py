@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -36,7 +36,10 @@ __all__ = [
 ]
 
 
-def _on_malformed(function: Callable[..., Any]) -> Callable[..., Any]:
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _on_malformed(function: _F) -> _F:
     """protobuf and json report a bad value in four ways; callers get one."""
 
     @functools.wraps(function)
@@ -48,7 +51,7 @@ def _on_malformed(function: Callable[..., Any]) -> Callable[..., Any]:
         except (ValueError, TypeError, DecodeError, RecursionError, OverflowError) as error:
             raise MalformedMessageError(f"{function.__name__}: {error}") from error
 
-    return checked
+    return typing.cast("_F", checked)
 
 
 # Streams: what a node process and a daemon say to each other.

@@ -1,31 +1,97 @@
-"""Readers of a run directory: no daemon needed, a torn tail is no error."""
+"""Readers of a run directory: no daemon needed, a torn tail is no error.
+
+Owns how files become messages again. Never writes. What cannot be read as a whole (a torn frame, a line cut short, an incident that is being
+replaced) is left out: the rest of the run is worth more than the error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog_proto.messages import StepBlock
+from torch_watchdog.errors import RunDirectoryError
+from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog.store.segments import read_frames, segment_files
+from torch_watchdog_proto.codec import MalformedMessageError, read_stored_report
+from torch_watchdog_proto.messages import NodeReport, StepBlock
 
-__all__ = ["read_blocks", "read_events", "read_incidents", "read_job"]
+__all__ = ["holds_steps", "read_blocks", "read_events", "read_incidents", "read_job", "read_reports", "step_range"]
 
 
 def read_blocks(run_dir: Path, rank: int | None = None, first_step: int | None = None, last_step: int | None = None) -> Iterator[StepBlock]:
     """The blocks that hold any step of the range (inclusive), in the order in which they came. Nothing where there are none."""
-    raise NotImplementedError
+    for _, _, report in read_reports(run_dir):
+        yield from holds_steps(report.blocks, rank, first_step, last_step)
+
+
+def read_reports(run_dir: Path) -> Iterator[tuple[str, str, NodeReport]]:
+    """Every report that was kept, as (node, session, report)."""
+    for path in segment_files(RunDirectory(run_dir).blocks):
+        for frame in read_frames(path):
+            try:
+                yield read_stored_report(frame.payload)
+            except MalformedMessageError:
+                continue  # of a newer version: its neighbours may still be read
+
+
+def holds_steps(
+    blocks: Iterable[StepBlock], rank: int | None = None, first_step: int | None = None, last_step: int | None = None
+) -> Iterator[StepBlock]:
+    """Those of the rank that hold any step of the range (inclusive); None asks for all."""
+    for block in blocks:
+        first, last = step_range(block)
+        too_early = first_step is not None and last < first_step
+        too_late = last_step is not None and first > last_step
+        if (rank is None or block.rank == rank) and not too_early and not too_late:
+            yield block
+
+
+def step_range(block: StepBlock) -> tuple[int, int]:
+    """First and last step that the block says anything about; (0, -1) where it is empty."""
+    steps = block.step + block.micro_of_step
+    return (min(steps), max(steps)) if steps else (0, -1)
 
 
 def read_events(run_dir: Path) -> tuple[Mapping[str, Any], ...]:
     """The lines of events.jsonl, oldest first; a line cut short is left out."""
-    raise NotImplementedError
+    try:
+        lines = RunDirectory(run_dir).events_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ()
+    found = (_object(line) for line in lines)
+    return tuple(event for event in found if event is not None)
 
 
 def read_incidents(run_dir: Path) -> tuple[Mapping[str, Any], ...]:
     """The incidents as their JSON objects, by number."""
-    raise NotImplementedError
+    folders = (path for path in RunDirectory(run_dir).incidents.glob("*") if path.name.isdigit())
+    found = (_object(_text(folder / "incident.json")) for folder in sorted(folders, key=lambda path: int(path.name)))
+    return tuple(incident for incident in found if incident is not None)
 
 
 def read_job(run_dir: Path) -> Mapping[str, Any]:
     """job.json. Raises RunDirectoryError where there is none, or it is no JSON."""
-    raise NotImplementedError
+    path = RunDirectory(run_dir).job_file
+    if not path.is_file():
+        raise RunDirectoryError(path, "there is no such file, so this is no run directory", "Pass the --dir that the launch was given")
+    job = _object(_text(path))
+    if job is None:
+        raise RunDirectoryError(path, "this is not the JSON object that a launch writes", "The rest of the run directory may still be read")
+    return job
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _object(text: str) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

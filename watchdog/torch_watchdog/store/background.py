@@ -1,0 +1,61 @@
+"""The store's one thread: a disk that is slow, full or hung must never delay an order to a rank.
+
+Owns a bounded queue of writes and what happens when one fails: it is dropped and counted, said once, and the next is tried. Knows nothing of
+what is written.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+__all__ = ["BackgroundWriter"]
+
+Work = Callable[[], None]
+Done = Callable[[], None]
+
+
+class BackgroundWriter:
+    """Runs works in the order in which they were given. `say` gets one line, the first time that something is lost."""
+
+    def __init__(self, *, max_pending: int, say: Callable[[str], None]) -> None:
+        self._queue: queue.Queue[tuple[Work, Done | None] | None] = queue.Queue(maxsize=max_pending)
+        self._say = say
+        self.num_dropped = 0
+        # A daemon thread, joined with a limit: a hung network disk must not keep the launcher from exiting.
+        self._thread = threading.Thread(target=self._run, name="torch-watchdog-store", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work, done: Done | None = None) -> None:
+        """Queues one write. `done` is called from this thread's side once it was tried, whether or not it was lost; at once where the queue is full."""
+        try:
+            self._queue.put_nowait((work, done))
+        except queue.Full:
+            self._lost(f"the disk is too slow: {self._queue.maxsize} writes are waiting")
+            if done is not None:
+                done()
+
+    def close(self, timeout_s: float) -> bool:
+        """Lets what is queued be written, for at most so long. False where something is left."""
+        try:
+            self._queue.put(None, timeout=timeout_s)
+        except queue.Full:
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, done = item
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whatever one write meets, the next must be tried and every `done` be called
+                self._lost(str(error))
+            if done is not None:
+                done()
+
+    def _lost(self, reason: str) -> None:
+        self.num_dropped += 1
+        if self.num_dropped == 1:
+            self._say(f"the run directory cannot be written ({reason}): records are being dropped; the training goes on")
