@@ -16,23 +16,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from torch_watchdog.errors import ConfigError
+from torch_watchdog.launch.plan import is_job_name
 from torch_watchdog_proto.messages import Policy
 
-from torch_watchdog.errors import WatchdogError
-from torch_watchdog.launch.plan import is_job_name
-
-__all__ = ["ConfigError", "LaunchConfig", "load_config"]
+__all__ = ["LaunchConfig", "load_config"]
 
 DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
-
-
-class ConfigError(WatchdogError):
-    """A setting is not what it must be; `where` is the flag, variable or file that holds it."""
-
-    def __init__(self, where: str, problem: str) -> None:
-        super().__init__(f"{where}: {problem}")
-        self.where = where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "ConfigError",
     "DaemonRefusedError",
     "DaemonStartError",
     "DaemonUnreachableError",
     "JobNameTakenError",
+    "OrderRefusedError",
     "RunDirectoryError",
     "UnknownJobError",
     "VersionSkewError",
@@ -21,6 +23,22 @@ __all__ = [
 
 class WatchdogError(Exception):
     """Base of everything that torch-watchdog raises for a person to read."""
+
+
+class ConfigError(WatchdogError):
+    """A setting is not what it must be; `where` is the flag, variable or file that holds it."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+
+
+class OrderRefusedError(WatchdogError):
+    """A job cannot be asked for a stop or a checkpoint, or said no."""
+
+    def __init__(self, job: str, reason: str) -> None:
+        super().__init__(f"job {job} did not take the order: {reason}. See `watchdog status {job}`")
+        self.job, self.reason = job, reason
 
 
 class DaemonUnreachableError(WatchdogError):

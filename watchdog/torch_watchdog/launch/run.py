@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from torch_watchdog_agent.node.config import JobOutcome
-
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.plan import AGENT_VARIABLE, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, summarise
 from torch_watchdog.launch.watch import Watch, open_watch, shown
+from torch_watchdog_agent.node.config import JobOutcome
 
 __all__ = ["EXIT_NOT_EXECUTABLE", "EXIT_NOT_FOUND", "launch"]
 

@@ -18,12 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog_agent.config import AgentConfig
-from torch_watchdog_agent.node.agent import NodeAgent
-from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
-from torch_watchdog_proto import __version__
-from torch_watchdog_proto.envelopes import JobStatus
-
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import DaemonConfig
@@ -34,6 +28,11 @@ from torch_watchdog.launch.plan import LaunchPlan, is_solo, job_name, plan_launc
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog_agent.config import AgentConfig
+from torch_watchdog_agent.node.agent import NodeAgent
+from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
+from torch_watchdog_proto import __version__
+from torch_watchdog_proto.envelopes import JobStatus
 
 __all__ = ["Watch", "open_watch", "shown"]
 

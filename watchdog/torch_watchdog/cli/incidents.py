@@ -1,0 +1,43 @@
+"""`watchdog incidents [JOB]`: what went wrong, or was about to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from torch_watchdog.cli.options import json_option, look_options, settings
+from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.cli.source import find_job
+
+__all__ = ["command"]
+
+
+@click.command("incidents")
+@click.argument("job", required=False)
+@look_options
+@json_option
+@click.pass_context
+def command(context: click.Context, /, job: str | None, as_json: bool, **_: object) -> None:
+    """List a job's incidents (of the newest job where none is named)."""
+    config = settings(context)
+    look = find_job(job, directory=config.directory, daemon=config.daemon)
+    found = look.incidents()
+    if as_json:
+        print_json({"job": look.name, "incidents": list(found)})
+        return
+    rows = [_row(incident) for incident in found]
+    print_table(("id", "severity", "kind", "rank", "step", "summary"), rows, empty=f"job {look.name}: no incident")
+
+
+def _row(incident: Mapping[str, Any]) -> tuple[object, ...]:
+    origin = incident.get("origin") or {}
+    return (
+        incident.get("id"),
+        incident.get("severity"),
+        incident.get("kind"),
+        origin.get("rank"),
+        incident.get("step"),
+        incident.get("summary"),
+    )

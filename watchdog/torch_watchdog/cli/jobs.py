@@ -1,0 +1,44 @@
+"""`watchdog jobs`: the jobs of a folder, or of a daemon."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+
+import click
+
+from torch_watchdog.cli.options import json_option, look_options, settings
+from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.cli.source import all_jobs
+
+__all__ = ["command"]
+
+
+@click.command("jobs")
+@look_options
+@json_option
+@click.pass_context
+def command(context: click.Context, /, as_json: bool, **_: object) -> None:
+    """List the jobs, newest first."""
+    config = settings(context)
+    found = all_jobs(directory=config.directory, daemon=config.daemon)
+    if as_json:
+        print_json({"jobs": [dataclasses.asdict(job) for job in found]})
+        return
+    rows = [
+        (
+            job.job,
+            job.state,
+            _started(job.started_s),
+            job.world_size or "",
+            job.policy,
+            job.incidents,
+            "" if job.exit_code is None else job.exit_code,
+        )
+        for job in found
+    ]
+    print_table(("job", "state", "started", "ranks", "policy", "incidents", "exit"), rows, empty=f"no job in {config.directory}")
+
+
+def _started(started_s: float) -> str:
+    return f"{datetime.fromtimestamp(started_s).astimezone():%Y-%m-%d %H:%M:%S}" if started_s else ""

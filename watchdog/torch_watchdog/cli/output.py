@@ -1,0 +1,60 @@
+"""How commands print: a table for a person, one object for a program.
+
+Colour only on a terminal, and never where NO_COLOR is set. Text from jobs is shown as text: no markup and no control character of theirs works.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from torch_watchdog.launch.summary import one_line
+from torch_watchdog.report.text import Line, plain
+
+__all__ = ["print_facts", "print_json", "print_lines", "print_table"]
+
+PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
+
+
+def _console() -> Console:
+    is_terminal = sys.stdout.isatty()
+    return Console(width=None if is_terminal else PIPE_WIDTH, highlight=False, markup=False, emoji=False, soft_wrap=not is_terminal)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
+    """Says `empty` where there is no row."""
+    if not rows:
+        print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=not sys.stdout.isatty())
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else one_line(str(cell))) for cell in row))
+    _console().print(table)
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Names on the left, values on the right."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {one_line(str(value))}")
+
+
+def print_lines(lines: Sequence[Line]) -> None:
+    console = _console()
+    for line in lines:
+        if console.is_terminal:
+            console.print(Text.assemble(*line), soft_wrap=True)
+        else:
+            print(plain(line))
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False, default=str))

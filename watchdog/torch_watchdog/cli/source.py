@@ -1,0 +1,215 @@
+"""Finding jobs for the commands: on disk, in the live daemon that job.json names, or in the daemon that --daemon names.
+
+One look at a job, wherever it is, with the same fields. It must not know how anything is printed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
+from torch_watchdog.report.steps import RankTrack, tracks
+from torch_watchdog.store.read import read_blocks, read_incidents, read_job
+from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog_proto.envelopes import JobStatus, RankStatus
+from torch_watchdog_proto.messages import StepBlock
+
+__all__ = ["JobLook", "all_jobs", "find_job", "live_daemon"]
+
+
+class JobLook(Protocol):
+    """What can be seen of one job. Every method raises WatchdogError."""
+
+    @property
+    def name(self) -> str: ...
+    def record(self) -> Mapping[str, Any]: ...
+    def status(self) -> JobStatus: ...
+    def incidents(self) -> Sequence[Mapping[str, Any]]: ...
+    def blocks(self, rank: int | None) -> Sequence[StepBlock]: ...
+    def contract(self, rank: int) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DiskJob:
+    """A job by its run directory; its state comes from its own daemon where that still answers."""
+
+    directory: RunDirectory
+
+    @property
+    def name(self) -> str:
+        return self.directory.root.name
+
+    def record(self) -> Mapping[str, Any]:
+        return read_job(self.directory.root)
+
+    def status(self) -> JobStatus:
+        live = self._live_status()
+        return live if live is not None else _status_on_disk(self, self.record(), tracks(self.blocks(None)))
+
+    def short_status(self) -> JobStatus:
+        """Without the ranks, and without reading the steps."""
+        return self._live_status() or _status_on_disk(self, self.record(), ())
+
+    def _live_status(self) -> JobStatus | None:
+        try:
+            return _ask(live_daemon(self), self.name)
+        except WatchdogError:
+            return None
+
+    def incidents(self) -> Sequence[Mapping[str, Any]]:
+        return read_incidents(self.directory.root)
+
+    def blocks(self, rank: int | None) -> Sequence[StepBlock]:
+        return tuple(read_blocks(self.directory.root, rank))
+
+    def contract(self, rank: int) -> Mapping[str, Any]:
+        path = self.directory.contract_file(rank)
+        try:
+            found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunDirectoryError(path, "is not there", f"Rank {rank} has learned nothing yet, or is none of this job's ranks") from None
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(path, f"cannot be read ({error})", "Look at the file, or at another --rank") from error
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonJob:
+    """A job by the daemon that was named."""
+
+    address: str
+    name: str
+
+    def record(self) -> Mapping[str, Any]:
+        status = self.status()
+        return {"job": status.job, "started": datetime.fromtimestamp(status.started_s, UTC).isoformat(), "exit_code": status.exit_code}
+
+    def status(self) -> JobStatus:
+        return _ask(self.address, self.name)
+
+    def incidents(self) -> Sequence[Mapping[str, Any]]:
+        with DaemonClient(self.address) as client:
+            return client.incidents(self.name)
+
+    def blocks(self, rank: int | None) -> Sequence[StepBlock]:
+        with DaemonClient(self.address) as client:
+            return client.steps(self.name, rank)
+
+    def contract(self, rank: int) -> Mapping[str, Any]:
+        with DaemonClient(self.address) as client:
+            return client.contract(self.name, rank)
+
+
+def _ask(address: str, name: str) -> JobStatus:
+    with DaemonClient(address) as client:
+        return client.job(name)
+
+
+def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
+    """The job of that name, or the newest where none is named; `name` may be the path of a run directory too."""
+    if daemon != "auto":
+        return DaemonJob(daemon, name or _newest_of(daemon))
+    if name is None:
+        return _newest_in(directory)
+    path = Path(name) if "/" in name else directory / name
+    look = DiskJob(RunDirectory(path.absolute()))
+    if not look.directory.job_file.exists():
+        raise UnknownJobError(name, tuple(path.name for path in _job_directories(directory)))
+    return look
+
+
+def _newest_of(address: str) -> str:
+    with DaemonClient(address) as client:
+        found = client.jobs()
+    if not found:
+        raise UnknownJobError("", ())
+    return found[0].job
+
+
+def _newest_in(directory: Path) -> DiskJob:
+    found = _job_directories(directory)
+    if not found:
+        raise RunDirectoryError(directory, "holds no job", "Pass the --dir that the launch was given")
+    return DiskJob(RunDirectory(max(found, key=lambda path: RunDirectory(path).job_file.stat().st_ctime)))
+
+
+def all_jobs(*, directory: Path, daemon: str) -> list[JobStatus]:
+    """Newest first. A folder whose job.json cannot be read is left out: it says nothing about the others."""
+    if daemon != "auto":
+        with DaemonClient(daemon) as client:
+            return list(client.jobs())
+    found: list[JobStatus] = []
+    for path in _job_directories(directory):
+        try:
+            found.append(DiskJob(RunDirectory(path)).short_status())
+        except WatchdogError:
+            continue
+    return sorted(found, key=lambda status: status.started_s, reverse=True)
+
+
+def _job_directories(directory: Path) -> list[Path]:
+    try:
+        return [path for path in sorted(directory.iterdir()) if RunDirectory(path).job_file.exists()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunDirectoryError(
+            directory, f"cannot be read ({error.strerror})", "Pass --dir DIR with the folder of the launches"
+        ) from error
+
+
+def live_daemon(look: DiskJob) -> str:
+    """Where the job's own daemon answers. Raises DaemonUnreachableError where the job has ended, or died."""
+    record = look.record()
+    address = str(record.get("daemon") or "")
+    gone = address.startswith("unix:") and not Path(address.removeprefix("unix:")).exists()
+    if record.get("ended") or not address or gone:
+        raise DaemonUnreachableError(address or "its own address", 0.0)
+    return address
+
+
+def _status_on_disk(look: DiskJob, record: Mapping[str, Any], found: Sequence[RankTrack]) -> JobStatus:
+    """A job that nobody answers for has ended; without an exit code its launcher died before it could write one."""
+    newest = max((track.attempt for track in found), default=0)
+    return JobStatus(
+        job=look.name,
+        state="ended",
+        policy=record.get("policy", "stop"),
+        attempt=newest,
+        world_size=record.get("world_size") or len({track.rank for track in found}),
+        run_dir=str(look.directory.root),
+        started_s=_epoch_s(record.get("started")),
+        nodes=(str(record.get("host", "")),),
+        incidents=len(look.incidents()),
+        lost_records=sum(track.lost_records for track in found),
+        exit_code=record.get("exit_code"),
+        ranks=tuple(_rank_status(track, record) for track in found if track.attempt == newest),
+    )
+
+
+def _rank_status(track: RankTrack, record: Mapping[str, Any]) -> RankStatus:
+    steps = track.steps
+    return RankStatus(
+        rank=track.rank,
+        node=str(record.get("host", "")),
+        pid=0,
+        phase="end",
+        alive=False,
+        last_step=steps[-1] if steps else None,
+        loss=track.loss[max(track.loss)] if track.loss else None,
+        step_time_s=track.median_step_s,
+        last_seen_s=track.time_ns[steps[-1]] / 1e9 if steps else None,
+    )
+
+
+def _epoch_s(text: str | None) -> float:
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except ValueError:
+        return 0.0

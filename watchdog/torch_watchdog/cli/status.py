@@ -1,0 +1,52 @@
+"""`watchdog status [JOB]`: one job and its ranks, now or as it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from torch_watchdog.cli.options import json_option, look_options, settings
+from torch_watchdog.cli.output import print_facts, print_json, print_table
+from torch_watchdog.cli.source import find_job
+from torch_watchdog_proto.envelopes import JobStatus, RankStatus
+
+__all__ = ["command"]
+
+
+@click.command("status")
+@click.argument("job", required=False)
+@look_options
+@json_option
+@click.pass_context
+def command(context: click.Context, /, job: str | None, as_json: bool, **_: object) -> None:
+    """Show a job and its ranks (the newest where none is named)."""
+    config = settings(context)
+    found = find_job(job, directory=config.directory, daemon=config.daemon).status()
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    print_facts(_facts(found))
+    print_table(
+        ("rank", "node", "phase", "alive", "step", "loss", "step time"), [_row(rank) for rank in found.ranks], empty="no rank has reported"
+    )
+
+
+def _facts(job: JobStatus) -> dict[str, object]:
+    facts: dict[str, object] = {"job": job.job, "state": _state(job), "policy": job.policy, "ranks": job.world_size}
+    facts |= {"incidents": job.incidents, "files": job.run_dir}
+    if job.lost_records:
+        facts["lost"] = f"{job.lost_records} records were overwritten before they could be read"
+    return facts
+
+
+def _state(job: JobStatus) -> str:
+    if job.state != "ended":
+        return job.state
+    return "ended without a word: its launcher was killed" if job.exit_code is None else f"ended, exit code {job.exit_code}"
+
+
+def _row(rank: RankStatus) -> tuple[object, ...]:
+    loss = "" if rank.loss is None else f"{rank.loss:.4g}"
+    step_time = "" if rank.step_time_s is None else f"{rank.step_time_s * 1000:.3g} ms"
+    return rank.rank, rank.node, rank.phase, "yes" if rank.alive else "no", rank.last_step, loss, step_time
