@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
+from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.loop import Loop
@@ -173,13 +174,12 @@ class Rank:
 
     def _hold(self, batch: object, checked: Checked, violation: Violation) -> object:
         """Nothing of this step has been launched yet: wait until every rank has promised to veto it, then go on with a clean copy."""
-        from torch_watchdog_agent.errors import BadBatchError
         from torch_watchdog_agent.hooks.distributed import hold_timeout_s
 
         clean = self.guard.repaired(batch, checked)
         if clean is None:
             self._refused(violation)
-            raise BadBatchError(violation, "nothing legal can stand in for it")
+            raise _unanswered(violation, "no legal value can stand in for it")
         timeout_s = min(self.config.hold_timeout_s, hold_timeout_s())
         step = self.loop.step
         self.history.note(f"step {step}: held: {violation.summary}", level=2)
@@ -187,7 +187,8 @@ class Rank:
         decision = self.gate.hold(step, timeout_s)
         if isinstance(decision, Released):
             return clean
-        raise BadBatchError(violation, decision.reason)
+        self._refused(violation)
+        raise _unanswered(violation, decision.reason)
 
     def _refused(self, violation: Violation) -> None:
         """The guard refuses an op inside the forward: the rank will raise."""
@@ -240,3 +241,10 @@ class Rank:
             path.with_suffix(".tmp").replace(path)
         except OSError as error:
             self.say(f"the learned contract could not be written: {error}")
+
+
+def _unanswered(violation: Violation, reason: str) -> BadBatchError:
+    """The end of a hold that found no agreement: the whole diagnosis, and why the job could not stop cleanly."""
+    error = BadBatchError(violation)
+    error.add_note(f"the job could not stop at one clean step for it: {reason}")
+    return error

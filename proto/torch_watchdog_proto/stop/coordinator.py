@@ -33,6 +33,7 @@ from torch_watchdog_proto.messages import (
     Refused,
     Saved,
     Saving,
+    Vetoed,
     Violation,
     WriteCommitted,
 )
@@ -230,6 +231,8 @@ class Coordinator:
                 return self._on_saved(message, now)
             case Committed():
                 return self._on_committed(message, now)
+            case Vetoed():
+                return self._on_vetoed(message, now)
             case Left():
                 return self._on_left(message.rank, message.generation, now)
             case Finished():
@@ -315,8 +318,15 @@ class Coordinator:
             path=f"{self._checkpoints_dir}/step-{first_open_step}", reason=order.reason, grace_s=self._grace_s,
         )  # fmt: skip
         order.state, order.deadline = "committed", now + self._grace_s
-        told = tuple(Tell(rank=rank, order=order.commit) for rank in sorted(self._world))
-        return told if order.save or order.leave else told + self._close(order, "done", order.reason, now)
+        return tuple(Tell(rank=rank, order=order.commit) for rank in sorted(self._world))
+
+    def _on_vetoed(self, vetoed: Vetoed, now: float) -> tuple[Effect, ...]:
+        """Policy skip: the order has ended when every rank has left the step out."""
+        order = self._order
+        if order is None or vetoed.generation != order.generation or order.commit is None or order.save or order.leave:
+            return ()
+        order.left.add(vetoed.rank)
+        return self._close(order, "done", order.reason, now) if self._world <= order.left else ()
 
     # Saving
 

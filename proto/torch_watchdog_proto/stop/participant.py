@@ -69,6 +69,7 @@ class Participant:
         self._commit: Commit | None = None
         self._deadline = 0.0
         self._limit = 0  # with a Prepare that names no veto: the highest gate that may be passed before the decision
+        self._vetoes: dict[int, Commit] = {}  # committed ones: they hold whatever other orders come, until their gate
         self._given_up: dict[int, str] = {}  # step of a hold -> why
         self._answer: WriteCommitted | Leave | None = None
 
@@ -102,6 +103,8 @@ class Participant:
         # Only an order that this rank has promised for: a Commit without its Prepare, or after its Abandon, is a stray.
         if self._prepared is not None and order.generation == self._generation and self._commit is None:
             self._commit = order
+            if order.veto is not None:
+                self._vetoes[order.veto] = order
         return ()
 
     def _on_abandon(self, order: Abandon) -> None:
@@ -129,20 +132,23 @@ class Participant:
             self.passed = max(self.passed, step)
         elif isinstance(decision, Skip):
             self._skipped = step
-            self._forget()
+            self._vetoes.pop(step, None)
+            if self._prepared is not None and self._prepared.veto == step:
+                self._forget()
         return decision
 
     def _judge_gate(self, step: int, now: float) -> AtGate:
+        if step in self._vetoes:
+            commit = self._vetoes[step]
+            return Act(commit) if commit.save or commit.leave else Skip(commit.generation)
         if self._prepared is None or step <= self.passed:
             return Pass()
         if self._prepared.veto is None:
             return self._judge_limit(step, now)
         if step != self._prepared.veto:
             return Pass()
-        if self._commit is None:
-            # Being here proves that the holder was released, so the veto is decided; only what follows is not known yet.
-            return Wait(self._deadline) if now < self._deadline else Skip(self._generation)
-        return Act(self._commit) if self._commit.save or self._commit.leave else Skip(self._generation)
+        # Being here proves that the holder was released, so the veto is decided; only what follows is not known yet.
+        return Wait(self._deadline) if now < self._deadline else Skip(self._generation)
 
     def _judge_limit(self, step: int, now: float) -> AtGate:
         if self._commit is not None:
@@ -164,7 +170,7 @@ class Participant:
 
     def at_hold(self, step: int, *, deadline: float, now: float) -> AtHold:
         """What a rank must do that holds a bad batch for `step`."""
-        if self._commit is not None and self._commit.veto == step:
+        if step in self._vetoes:
             return Released()
         if step in self._given_up:
             return GivenUp(self._given_up[step] or "the order was given up")
@@ -180,5 +186,6 @@ class Participant:
 
     def done(self, generation: int) -> None:
         """The rank has acted on the order and goes on."""
+        self._vetoes = {step: commit for step, commit in self._vetoes.items() if commit.generation != generation}
         if generation == self._generation:
             self._forget()
