@@ -9,12 +9,12 @@ import wrapt
 
 from torch_watchdog_agent.config import AgentConfig
 
-__all__ = ["when_torch_is_imported"]
+__all__ = ["HOOKS", "when_torch_is_imported"]
 
 
 def when_torch_is_imported(config: AgentConfig) -> None:
     """Registers all hooks. Cheap: what a hook needs is imported with it."""
-    for module, hook in _HOOKS.items():
+    for module, hook in HOOKS.items():
         wrapt.register_post_import_hook(_patching(hook, config), module)
 
 
@@ -37,7 +37,7 @@ def _patching(name: str, config: AgentConfig) -> Callable[[ModuleType], None]:
     return patch
 
 
-_HOOKS = {
+HOOKS = {
     "torch": "arm",
     "torch.utils.data.dataloader": "loader",
     "torch.optim.optimizer": "optimizer",
