@@ -7,6 +7,7 @@ from datetime import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from torch_watchdog.launch.plan import is_job_name, is_solo, job_name, plan_launch, resume_command, with_agent
 
 NOW = datetime(2026, 1, 31, 23, 59, 58)

@@ -96,9 +96,8 @@ def _refuse_launch_options(context: click.Context) -> None:
 def main() -> NoReturn:
     """The program `watchdog`."""
     try:
-        watchdog.main(prog_name="watchdog", standalone_mode=False)
-    except click.exceptions.Exit as end:
-        sys.exit(end.exit_code)
+        code = watchdog.main(prog_name="watchdog", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         say(f"{error.format_message()} (watchdog --help)")
         sys.exit(error.exit_code)
@@ -112,7 +111,7 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         _end_quietly()
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _end_quietly() -> NoReturn:

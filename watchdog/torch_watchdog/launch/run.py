@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from torch_watchdog.config import LaunchConfig
+from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.plan import AGENT_VARIABLE, ranks_asked_for
 from torch_watchdog.launch.say import say
@@ -40,7 +41,7 @@ def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[st
         try:
             watch = stack.enter_context(open_watch(config, command, options))
         except Exception as error:  # noqa: BLE001 - whatever it is, the training runs
-            say(f"this launch runs without the watchdog: {error}")
+            say(f"this launch runs without the watchdog: {described(error)}")
             signals.unblock_signals(mask)
             become(command)
         status = run_command(watch, mask)
@@ -48,6 +49,11 @@ def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[st
     if decided is not None:
         sys.exit(decided)
     signals.end_like(status, mask)
+
+
+def described(error: Exception) -> str:
+    """Errors that are meant for a person speak for themselves; of others the kind is worth knowing."""
+    return str(error) if isinstance(error, WatchdogError) else f"{type(error).__name__}: {error}"
 
 
 def is_watched_already(environment: Mapping[str, str]) -> bool:
@@ -150,5 +156,5 @@ def _guarded(action: Callable[[], _T]) -> _T | None:
     try:
         return action()
     except Exception as error:  # noqa: BLE001 - whatever it is, the command's exit code must come out
-        say(f"the end of this launch could not be told: {type(error).__name__}: {error}")
+        say(f"the end of this launch could not be told: {described(error)}")
         return None

@@ -34,7 +34,7 @@ from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import JobStatus
 
-__all__ = ["Watch", "open_watch", "shown"]
+__all__ = ["Watch", "open_watch", "shim_dir", "shown"]
 
 QUESTION_TIMEOUT_S = 2.0
 MAX_JOBS_OF_ONE_NAME = 1000
@@ -93,7 +93,7 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         node_config = _node_config(config, command, session, directory, runtime_dir, ring_dir, daemon)
         node = NodeAgent(node_config, say=_without_prefix)
         node.start()
-        plan = plan_launch(command, os.environ, shim_dir=_shim_dir(), agent=_agent_config(config, node_config, command).to_env())
+        plan = plan_launch(command, os.environ, shim_dir=shim_dir(), agent=_agent_config(config, node_config, command).to_env())
         record = at_start(_job_start(config, node_config, options), list(os.environ))
         write_json(directory.job_file, record)
         say(f"job {directory.root.name}: policy {config.policy}, files in {shown(directory.root)}")
@@ -196,7 +196,7 @@ def _job_start(config: LaunchConfig, node: NodeConfig, options: Sequence[str]) -
     )
 
 
-def _shim_dir() -> str:
+def shim_dir() -> str:
     """Found by path: the rank's package is never imported here to find it."""
     found = importlib.util.find_spec("torch_watchdog_agent")
     if found is None or not found.submodule_search_locations:
