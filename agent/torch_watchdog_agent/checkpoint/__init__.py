@@ -1,0 +1,25 @@
+"""Checkpoints from inside the rank: write one at a boundary, take it back in a later run.
+
+The package root imports nothing of torch, so that it can be named before torch is there; each name is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.callback import on_checkpoint
+    from torch_watchdog_agent.checkpoint.guard import busy
+    from torch_watchdog_agent.checkpoint.resume import Resumed, restore
+    from torch_watchdog_agent.checkpoint.save import save_at
+
+__all__ = ["busy", "on_checkpoint", "restore", "Resumed", "save_at"]
+
+_HOMES = {"busy": "guard", "on_checkpoint": "callback", "restore": "resume", "Resumed": "resume", "save_at": "save"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

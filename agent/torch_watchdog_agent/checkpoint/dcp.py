@@ -1,0 +1,92 @@
+"""Checkpoints through `torch.distributed.checkpoint`: every rank writes its shards, replicated tensors are shared out.
+
+Owns what goes where: model, optimizer, scheduler, scaler into torch's own files, readable with torch alone; generators, position and the
+tensors that differ between ranks into `rank-R.*`. Knows nothing of orders, manifests or names of finished checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as torch_dcp
+
+from torch_watchdog_agent.checkpoint.files import digested, sync
+from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
+from torch_watchdog_agent.checkpoint.part import SavedPart, empty_folder
+from torch_watchdog_agent.checkpoint.peers import Peers
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rank_file import RankFile
+from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.checkpoint.state import gather_state, is_plain_tensor, local_tensors
+from torch_watchdog_agent.checkpoint.subjects import Subjects
+
+FORMAT = "dcp"
+
+
+def write(
+    directory: Path,
+    subjects: Subjects,
+    peers: Peers,
+    *,
+    updates_applied: int,
+    position: LoaderPosition,
+    rng: RngState,
+    say: Callable[[str], None],
+) -> SavedPart:
+    """Write, flush and digest this rank's part. Collective."""
+    peers.agree_own(lambda: empty_folder(directory) if peers.first else None)
+    state, left_out = peers.agree_own(lambda: gather_state(subjects.now()))
+    for line in left_out:
+        say(f"not in the checkpoint: {line}")
+    shared, own = split_own(state, peers)
+    _write_shared(shared, directory, peers)
+    mine = RankFile(
+        rank=peers.rank,
+        world_size=peers.count,
+        updates_applied=updates_applied,
+        position=position,
+        rng=rng,
+        finite=all_finite(tensor for value in state.values() for tensor in local_tensors(value)),
+        own=own,
+        not_covered=subjects.not_covered() + left_out,
+    )
+    files = peers.agree_own(lambda: _finish(mine, directory, peers))
+    return SavedPart(files=files, finite=mine.finite, format=FORMAT, not_covered=mine.not_covered)
+
+
+def split_own(state: Mapping[str, Any], peers: Peers) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the ranks share, what is this rank's own).
+
+    torch writes one copy of a tensor that several ranks hold whole, whichever rank's. Where the copies differ, the lowest rank's goes
+    there and every other rank keeps its own, so that nothing is lost and torch alone still finds a complete checkpoint.
+    """
+    prints = peers.agree_own(lambda: {name: fingerprint(value) for name, value in state.items() if is_plain_tensor(value)})
+    if len(set(peers.gather(hashlib.sha256(repr(sorted(prints.items())).encode()).hexdigest()))) == 1:
+        return dict(state), {}
+    by_rank = peers.gather(prints)
+    own = {name: state[name] for name in prints if _is_own(name, by_rank, peers.index)}
+    return {name: value for name, value in state.items() if name not in own}, own
+
+
+def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:
+    holders = [rank for rank, prints in enumerate(by_rank) if name in prints]
+    return index != holders[0] and any(by_rank[rank][name] != by_rank[holders[0]][name] for rank in holders)
+
+
+def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that there is one process only, or which of its own calls will change
+        torch_dcp.save(shared, storage_writer=torch_dcp.FileSystemWriter(directory), process_group=peers.group)
+
+
+def _finish(mine: RankFile, directory: Path, peers: Peers) -> tuple[Any, ...]:
+    mine.write(directory)
+    sync(directory)
+    names = [f"rank-{mine.rank}.json", f"rank-{mine.rank}.safetensors"]
+    names += sorted(path.name for path in directory.glob(f"__{peers.index}_*.distcp"))
+    names += [".metadata"] if peers.first else []
+    return tuple(digested(directory, name) for name in names)

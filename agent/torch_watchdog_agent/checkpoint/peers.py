@@ -1,0 +1,75 @@
+"""The ranks that write or read one checkpoint together, on a gloo group of our own.
+
+Owns making and closing that group, and the rule that a stage that failed on one rank fails on all: nobody is left waiting in a collective
+for a rank that has given up. A group of our own, because the user's may be in use by a checkpoint of theirs, and gloo, because a
+checkpoint must not depend on the fabric that may have just failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+class Peers:
+    """`rank` is global, `index` this rank's place among them; `group` is None where there is no process group at all."""
+
+    def __init__(self, group: Any | None, *, rank: int, index: int, count: int) -> None:
+        self.group = group
+        self.rank = rank
+        self.index = index
+        self.count = count
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def agree_own(self, work: Callable[[], T]) -> T:
+        """Run `work` on every rank; its result here, or the same CheckpointError everywhere where it failed on any."""
+        result: Any = None
+        cause: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - raised again below, on all ranks alike
+            cause = error
+        told = self.gather(None if cause is None else f"{type(cause).__name__}: {cause}")
+        failures = [f"rank {index}: {failure}" for index, failure in enumerate(told) if failure]
+        if isinstance(cause, CheckpointError):
+            raise cause
+        if failures:
+            raise CheckpointError("; ".join(failures)) from cause
+        own: T = result
+        return own
+
+
+@contextmanager
+def peers_of(rank: int, world_size: int, *, timeout_s: float) -> Iterator[Peers]:
+    """All ranks of the job. Collective, where there is a process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        if world_size > 1:
+            raise CheckpointError(
+                f"{world_size} ranks, but no process group: a common checkpoint needs torch.distributed to be initialised"
+            )
+        yield Peers(None, rank=rank, index=0, count=1)
+        return
+    group = dist.new_group(ranks=list(range(world_size)), backend="gloo", timeout=timedelta(seconds=timeout_s))
+    try:
+        yield Peers(group, rank=rank, index=rank, count=world_size)
+    finally:
+        dist.destroy_process_group(group)

@@ -1,0 +1,46 @@
+"""Where the training loop stands in its data: the part of a checkpoint that lets the order of the data go on exactly.
+
+Owns the words and their form on disk; how a loader is brought there is the loader hook's business. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch_watchdog_agent.checkpoint.rng import RngState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderPosition:
+    """`batches` of epoch `epoch` were consumed (by a committed or a vetoed update).
+
+    `rng_at_iter` is what the generators were when the epoch's iterator was made (the shuffle and the workers' seeds come from it), None
+    where no loader was seen; `rng` is what they are at the boundary, before the next batch is asked for.
+    """
+
+    epoch: int
+    batches: int
+    rng_at_iter: RngState | None
+    rng: RngState
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Split into (JSON-able dict, tensors by name)."""
+        plain: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "rng_at_iter": None}
+        plain["rng"], tensors = self.rng.to_parts("position.rng")
+        if self.rng_at_iter is not None:
+            plain["rng_at_iter"], more = self.rng_at_iter.to_parts("position.rng_at_iter")
+            tensors |= more
+        return plain, tensors
+
+    @classmethod
+    def from_parts(cls, plain: Mapping[str, Any], tensors: Mapping[str, Any]) -> Self:
+        """The inverse of `to_parts`."""
+        at_iter = plain["rng_at_iter"]
+        return cls(
+            epoch=plain["epoch"],
+            batches=plain["batches"],
+            rng_at_iter=None if at_iter is None else RngState.from_parts("position.rng_at_iter", at_iter, tensors),
+            rng=RngState.from_parts("position.rng", plain["rng"], tensors),
+        )

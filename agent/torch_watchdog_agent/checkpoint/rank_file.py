@@ -1,0 +1,66 @@
+"""What one rank keeps for itself in a checkpoint: `rank-R.json` and `rank-R.safetensors`.
+
+Owns the form of these two files: position in the data, generators, number of updates, and the tensors that are not the same on every rank
+although torch holds them as whole (BatchNorm statistics under DDP, hand-made tensor parallelism). No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from torch_watchdog_agent.checkpoint.files import sync, write_json
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rng import RngState
+
+_VERSION = 1
+_OWN = "own."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFile:
+    """`own` are this rank's tensors by their name in the checkpoint; `finite` speaks of all that this rank holds."""
+
+    rank: int
+    world_size: int
+    updates_applied: int
+    position: LoaderPosition
+    rng: RngState
+    finite: bool
+    own: Mapping[str, Any] = field(default_factory=dict)
+    not_covered: tuple[str, ...] = ()
+
+    def write(self, directory: Path) -> None:
+        from safetensors.torch import save
+
+        position, position_tensors = self.position.to_parts()
+        rng, rng_tensors = self.rng.to_parts("rng")
+        own = {_OWN + name: tensor for name, tensor in self.own.items()}
+        # safetensors refuses tensors that share memory (a position whose two states are one): give each its own.
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in (position_tensors | rng_tensors | own).items()}
+        path = directory / f"rank-{self.rank}.safetensors"
+        path.write_bytes(save(tensors))
+        sync(path)
+        plain = {"version": _VERSION, "rank": self.rank, "world_size": self.world_size, "updates_applied": self.updates_applied}
+        more = {"finite": self.finite, "position": position, "rng": rng, "own": sorted(self.own), "not_covered": list(self.not_covered)}
+        write_json(directory / f"rank-{self.rank}.json", plain | more)
+
+    @classmethod
+    def read(cls, directory: Path, rank: int) -> Self:
+        from safetensors.torch import load_file
+
+        plain = json.loads((directory / f"rank-{rank}.json").read_text())
+        tensors = load_file(directory / f"rank-{rank}.safetensors")
+        return cls(
+            rank=plain["rank"],
+            world_size=plain["world_size"],
+            updates_applied=plain["updates_applied"],
+            position=LoaderPosition.from_parts(plain["position"], tensors),
+            rng=RngState.from_parts("rng", plain["rng"], tensors),
+            finite=plain["finite"],
+            own={name: tensors[_OWN + name] for name in plain["own"]},
+            not_covered=tuple(plain["not_covered"]),
+        )

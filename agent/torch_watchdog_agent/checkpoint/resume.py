@@ -1,0 +1,160 @@
+"""The user's one call to go on from a checkpoint: model, optimizer and the rest in place, then generators and the place in the data.
+
+Owns whether a checkpoint may be resumed from at all. Works in a run that the watchdog does not watch, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_watchdog_agent.checkpoint import callback
+from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
+from torch_watchdog_agent.checkpoint.guard import marked_busy
+from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
+from torch_watchdog_agent.checkpoint.rank_file import RankFile
+from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.peers import Peers
+
+_LOAD_TIMEOUT_S = 1800.0  # reading is as long as the storage takes; a stuck rank is seen by other means
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where the run goes on: `for epoch in range(resumed.epoch, EPOCHS)`. `step` counts the updates applied so far."""
+
+    path: Path
+    step: int
+    epoch: int
+    batches: int
+
+
+def restore(
+    *,
+    model: Any,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    loader: Any = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Resumed | None:
+    """Load the checkpoint at `path` into the given objects, in place; None, and nothing changed, where there is nothing to resume from.
+
+    Each argument is one object or a sequence of them. Call it on every rank, after the process group, the (wrapped) model, the optimizer
+    and the loader are made, before the first batch is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one.
+    Raises RestoreError where the checkpoint is not whole or does not fit.
+    """
+    if path is None:
+        return None
+    place = _checkpoint_at(Path(path))
+    target = TrainingState(
+        models=tuple(bare_model(item) for item in _several(model)),
+        optimizers=tuple(inner_optimizer(item) for item in _several(optimizer)),
+        schedulers=tuple(getattr(item, "scheduler", item) for item in _several(scheduler)),
+        scalers=_several(scaler),
+    )
+    try:
+        return _restore(place, target, loader)
+    except RestoreError:
+        raise
+    except CheckpointError as error:
+        raise RestoreError(place, str(error), "No rank has gone on; see the rank that is named") from error
+
+
+def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
+    from torch_watchdog_agent.checkpoint.peers import peers_of
+
+    rank, world_size = _rank_and_world(path)
+    with marked_busy(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
+        manifest = peers.agree_own(lambda: _accepted(path, peers))
+        mine, is_own = peers.agree_own(lambda: _rank_file(path, manifest, peers, needs_position=loader is not None))
+        peers.agree_own(lambda: _load(path, manifest, target, mine, peers))
+    if loader is not None:
+        from torch_watchdog_agent.hooks.loader import resume_at
+
+        resume_at(loader, mine.position)
+    if is_own:
+        mine.rng.restore()
+    else:
+        _say(f"rank {rank} has no part of its own in {path}: its random number generators are not restored")
+    return Resumed(path=path, step=mine.updates_applied, epoch=mine.position.epoch, batches=mine.position.batches)
+
+
+def _checkpoint_at(path: Path) -> Path:
+    if (path / MANIFEST).exists() or not path.is_dir():
+        return path
+    return newest_committed(path) or path
+
+
+def _several(item: Any) -> tuple[Any, ...]:
+    if item is None:
+        return ()
+    return tuple(item) if isinstance(item, (list, tuple)) else (item,)
+
+
+def _rank_and_world(path: Path) -> tuple[int, int]:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RestoreError(path, "this rank has no process group yet", "Call restore() after torch.distributed.init_process_group()")
+    return 0, 1
+
+
+def _accepted(path: Path, peers: Peers) -> dict[str, Any]:
+    # Every rank reads a share of the files: together they have verified each file once.
+    manifest = read_manifest(path)
+    verify_files(path, manifest["files"][peers.index :: peers.count])
+    return manifest
+
+
+def _rank_file(path: Path, manifest: Mapping[str, Any], peers: Peers, *, needs_position: bool) -> tuple[RankFile, bool]:
+    """This rank's own part, and True; or, where it wrote none, what stands in for it, and False: its generators then are not its own."""
+    savers, saved_by = sorted(manifest["ranks"]), manifest["world_size"]
+    if saved_by != peers.count and needs_position:
+        what = f"it was written by {saved_by} ranks, this run has {peers.count}: the place in the data does not carry over"
+        raise RestoreError(path, what, f"Start {saved_by} ranks, or leave out loader= and begin the epoch anew")
+    if saved_by == peers.count and peers.rank in savers:
+        return RankFile.read(path, peers.rank), True
+    return replace(RankFile.read(path, savers[0]), own={}), False
+
+
+def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: RankFile, peers: Peers) -> None:
+    if manifest["format"] == callback.FORMAT:
+        _refuse_objects(path, target)
+        return
+    from torch_watchdog_agent.checkpoint.load import Stored, load_state
+
+    stored = Stored(path, group=peers.group, own=mine.own)
+    if manifest["world_size"] != peers.count:
+        _refuse_hand_made_shards(path, manifest["ranks"], stored.small)
+    load_state(stored, target)
+
+
+def _refuse_objects(path: Path, target: TrainingState) -> None:
+    if target.models or target.optimizers or target.schedulers or target.scalers:
+        what = "its files were written by the function that was given to on_checkpoint()"
+        raise RestoreError(
+            path, what, "Load them with your own code, and call restore(model=None, loader=...) for generators and data order"
+        )
+
+
+def _refuse_hand_made_shards(path: Path, savers: Iterable[int], small: Mapping[str, Any]) -> None:
+    # BatchNorm statistics of the lowest rank can stand in for all; parameters that differ between ranks are shards that only their maker can cut anew.
+    parameters = {f"model.{name}" for key, names in small.items() if key.endswith(".params") and "param_groups" in key for name in names}
+    own = {name for rank in savers for name in RankFile.read(path, rank).own}
+    shards = sorted(name for name in own if name in parameters or name.startswith("optimizer"))
+    if shards:
+        what = f"it was written by another number of ranks, and {shards[0]} is not the same on all of them"
+        raise RestoreError(path, what, "Start as many ranks as the run that saved it")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"[torch-watchdog] {line}\n")
