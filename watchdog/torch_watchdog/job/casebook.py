@@ -1,0 +1,166 @@
+"""The incidents of one job: which are new, which are the same again, and which order belongs to which.
+
+Owns their numbers and their dedup: a bad batch that is held, then refused, is one incident; a rank that dies of it is its victim. Pure: facts in,
+changed incidents out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch_watchdog.job import incident as build
+from torch_watchdog.job.ranks import RankState
+from torch_watchdog.rules.death import Failure, first_failure, judge
+from torch_watchdog.rules.loss import NotFinite, reason_of
+from torch_watchdog_proto.stop.coordinator import Closed, Found, Opened
+
+__all__ = ["Casebook"]
+
+Incident = dict[str, Any]
+Ranks = Mapping[int, RankState]
+
+_ORDER_WORDS = {
+    "order.stop": "a clean stop of all ranks",
+    "order.checkpoint": "a checkpoint of all ranks, without a stop",
+    "order.preemption": "a checkpoint and a stop before the machine is taken away",
+}
+_MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
+
+
+class Casebook:
+    """Incidents by number, oldest first."""
+
+    def __init__(self, *, job: str, policy: str, incidents: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._job, self._policy = job, policy
+        self._incidents: dict[str, Incident] = {found["id"]: dict(found) for found in incidents}
+        self._attempt = 0
+        self._waiting: list[str] = []  # found, and no order opened for them yet
+        self._of_order: dict[int, list[str]] = {}  # generation -> incidents
+
+    @property
+    def incidents(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self._incidents.values())
+
+    def begin_attempt(self, attempt: int) -> None:
+        self._attempt, self._waiting, self._of_order = attempt, [], {}
+
+    def found(self, found: Found, ranks: Ranks, now: float, *, world_size: int) -> Incident | None:
+        """A violation; None where it is known already."""
+        violation = found.violation
+        if len(self._incidents) >= _MAX_INCIDENTS or self._known(found) is not None:
+            return None
+        others = [rank for rank in range(world_size) if rank != found.rank] if violation.severity == "critical" else []
+        noticed_only = found.how == "noticed" and self._policy != "observe"
+        place = self._place(
+            now, ranks, found.rank, step=found.step, micro_step=found.micro_step, affected=others,
+            policy="none" if noticed_only else self._policy,
+        )  # fmt: skip
+        made = build.from_violation(violation, place, prevented=found.how != "noticed")
+        if found.how == "held":
+            self._waiting.append(made["id"])
+        return self._keep(made)
+
+    def opened(self, opened: Opened, ranks: Ranks, now: float) -> Sequence[Incident]:
+        """An order begins: it belongs to what was found before it, or to a person, who gets an incident of the order's own kind."""
+        owners, self._waiting = self._waiting, []
+        changed: list[Incident] = []
+        if opened.kind in _ORDER_WORDS and not owners:
+            changed.append(self._keep(self._ordered(opened, ranks, now)))
+            owners = [changed[0]["id"]]
+        self._of_order[opened.generation] = owners
+        return changed
+
+    def closed(self, closed: Closed) -> Sequence[Incident]:
+        """An order has ended: its incidents say how."""
+        owners = self._of_order.pop(closed.generation, [])
+        return [self._keep(build.closed(self._incidents[owner], closed)) for owner in owners]
+
+    def diverged(self, first: NotFinite, ranks: Ranks, now: float, *, policy: str) -> Incident:
+        """The first loss that is no number."""
+        others = [rank for rank in ranks if rank != first.rank]
+        action = "observe" if policy == "observe" else "stop"
+        place = self._place(now, ranks, first.rank, step=first.step, micro_step=first.micro_step, affected=others, policy=action)
+        made = build.incident(
+            place, kind="loss.not_finite", severity="critical", summary=reason_of(first),
+            cause=f"the loss of rank {first.rank} was {first.loss} at step {first.step}, before any other rank's: the all-reduce then spreads it",
+            fix="look at that rank's batch and at the step before (learning rate, gradient norm, mixed precision); "
+            "resume from the newest checkpoint that is finite",
+        )  # fmt: skip
+        self._waiting.append(made["id"])
+        return self._keep(made)
+
+    def failed(self, failures: Sequence[Failure], ranks: Ranks, now: float) -> tuple[Incident, bool]:
+        """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
+        failed = [failure.rank for failure in failures]
+        cause = self._cause_of_failures()
+        if cause is not None:
+            return self._keep(build.with_affected(cause, failed)), False
+        first = first_failure(failures)
+        if first is None:
+            raise ValueError("no rank has failed")
+        return self._keep(self._failure(first, failed, ranks, now)), True
+
+    def prevented_bad_batch(self) -> bool:
+        """Whether this attempt met a bad batch that a rank did not take."""
+        return bool(self._prevented())
+
+    def ended(self, exit_code: int | None) -> Sequence[Incident]:
+        """The command has ended with a code of ours: the bad batches that had no order of their own say so too."""
+        open_ones = [found for found in self._prevented() if exit_code is not None and found["action"]["exit_code"] is None]
+        return [self._keep(found | {"action": found["action"] | {"exit_code": exit_code}}) for found in open_ones]
+
+    def _prevented(self) -> list[Incident]:
+        return [found for found in self._of_attempt() if found["severity"] == "critical" and found["action"]["prevented"]]
+
+    def _cause_of_failures(self) -> Incident | None:
+        """A rank that dies after a bad batch dies of it; after a failure it is that failure's victim."""
+        causes = (found for found in self._of_attempt() if found["severity"] == "critical" and not found["kind"].startswith("loss."))
+        return next(causes, None)
+
+    def _failure(self, first: Failure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
+        verdict = judge(first)
+        step = None if first.step is None else first.step + 1  # the step that it was in
+        others = {rank for rank in (*ranks, *failed) if rank != first.rank}
+        place = self._place(now, ranks, first.rank, step=step, affected=sorted(others), policy="none")
+        made = build.incident(
+            place, kind=verdict.kind, severity=verdict.severity, summary=verdict.summary, cause=verdict.cause, fix=verdict.fix
+        )
+        made["evidence"] = {"exception": {"text": first.text} if first.text else None, "log_tail": f"logs/rank-{first.rank}.log"}
+        return made
+
+    def _ordered(self, opened: Opened, ranks: Ranks, now: float) -> Incident:
+        what = _ORDER_WORDS[opened.kind]
+        place = self._place(now, ranks, None, affected=sorted(ranks), policy="none" if opened.kind == "order.checkpoint" else "stop")
+        return build.incident(
+            place, kind=opened.kind, severity="info", summary=f"{what}: {opened.reason}", cause=opened.reason, fix="nothing is wrong"
+        )
+
+    def _known(self, found: Found) -> Incident | None:
+        violation = found.violation
+        for known in self._of_attempt():
+            batch = known["batch"] or {}
+            same = (known["kind"], known["origin"]["rank"], known["step"], batch.get("key"))
+            if same == (violation.kind, found.rank, found.step, violation.batch.key):
+                return known
+        return None
+
+    def _of_attempt(self) -> list[Incident]:
+        return [found for found in self._incidents.values() if found["attempt"] == self._attempt]
+
+    def _place(
+        self, now: float, ranks: Ranks, rank: int | None, *, policy: str, step: int | None = None, micro_step: int | None = None,
+        affected: Sequence[int] = (),
+    ) -> build.Place:  # fmt: skip
+        state = ranks.get(rank) if rank is not None else None
+        origin = build.Origin(rank=rank) if state is None else build.Origin(
+            rank=rank, local_rank=state.local_rank, node=state.node, pid=state.pid
+        )  # fmt: skip
+        return build.Place(
+            incident_id=str(max((int(number) for number in self._incidents), default=0) + 1), job=self._job, attempt=self._attempt,
+            policy=policy, time_s=now, origin=origin, step=step, micro_step=micro_step, ranks_affected=affected,
+        )  # fmt: skip
+
+    def _keep(self, found: Incident) -> Incident:
+        self._incidents[found["id"]] = found
+        return found

@@ -1,0 +1,166 @@
+"""Incidents: from what was found to the object that file, wire, alert and page share.
+
+Owns the field names of incident.json and its sentences. Pure: facts in, a dict out; knows no file, clock or rank connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from torch_watchdog_proto.frames import to_json
+from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
+from torch_watchdog_proto.stop.coordinator import Closed
+
+__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "summary_of", "with_affected"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where it began; `rank` None where no single rank is at fault."""
+
+    rank: int | None
+    local_rank: int | None = None
+    node: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which job, where in it, and when."""
+
+    incident_id: str
+    job: str
+    attempt: int
+    policy: str
+    time_s: float
+    origin: Origin
+    step: int | None = None
+    micro_step: int | None = None
+    ranks_affected: Sequence[int] = ()
+
+
+def from_violation(violation: Violation, place: Place, *, prevented: bool) -> dict[str, Any]:
+    """A bad batch."""
+    found = incident(
+        place, kind=violation.kind, severity=violation.severity, summary=summary_of(violation, place), cause=violation.cause,
+        fix=violation.fix, prevented=prevented, fingerprint=_fingerprint_of(violation, place.job),
+    )  # fmt: skip
+    found["batch"] = _without_unknown_sample(to_json(violation.batch))
+    found["bound"] = to_json(violation.bound)
+    return found
+
+
+def incident(
+    place: Place, *, kind: str, severity: str, summary: str, cause: str, fix: str, prevented: bool = False, fingerprint: str | None = None
+) -> dict[str, Any]:
+    """Any incident, by the schema."""
+    origin = {name: value for name, value in to_json(place.origin).items() if name == "rank" or value is not None}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "firing",
+        "fingerprint": fingerprint or _hash(place.job, kind),
+        "id": place.incident_id,
+        "job": place.job,
+        "attempt": place.attempt,
+        "kind": kind,
+        "severity": severity,
+        "time": datetime.fromtimestamp(place.time_s, UTC).isoformat(timespec="milliseconds"),
+        "origin": origin,
+        "step": place.step,
+        "micro_step": place.micro_step,
+        "summary": summary,
+        "cause": cause,
+        "fix": fix,
+        "batch": None,
+        "bound": None,
+        "ranks_affected": sorted(place.ranks_affected),
+        "evidence": {},
+        "action": {
+            "policy": place.policy,
+            "prevented": prevented,
+            "stopped_at_step": None,
+            "ranks_stopped": [],
+            "seconds_to_stop": None,
+            "checkpoint": None,
+            "exit_code": None,
+        },
+        "links": {},
+    }
+
+
+def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
+    """The incident once the order that it caused has ended."""
+    stopped = order.outcome == "done" and order.exit_code is not None
+    action = dict(found["action"]) | {
+        "stopped_at_step": order.stop_step if stopped else None,
+        "ranks_stopped": list(order.ranks) if stopped else [],
+        "seconds_to_stop": round(order.seconds, 3) if stopped else None,
+        "checkpoint": to_json(order.checkpoint),
+        "exit_code": order.exit_code if stopped else None,
+    }
+    over = order.outcome == "done" and (order.exit_code is None or found["severity"] == "info")
+    return dict(found) | {"action": action, "status": "resolved" if over else found["status"]}
+
+
+def with_affected(found: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, Any]:
+    """The incident with more ranks that it reached."""
+    reached = set(found["ranks_affected"]) | set(ranks)
+    return dict(found) | {"ranks_affected": sorted(reached - {found["origin"]["rank"]})}
+
+
+def summary_of(violation: Violation, place: Place) -> str:
+    """`rank 1, step 5: input_ids[2,7] is 70, allowed 0..63 (embedding, transformer.wte), dataset sample 45`."""
+    where = f"rank {place.origin.rank}" + ("" if place.step is None else f", step {place.step}")
+    batch, bound = violation.batch, violation.bound
+    if batch.element is None or batch.value is None or bound is None:
+        return f"{where}: {violation.summary}"
+    return f"{where}: {_offender(batch)}{_allowed(bound)}{_sample(batch)}"
+
+
+def _offender(batch: BatchFact) -> str:
+    element = ",".join(map(str, batch.element or ()))
+    text = f"{batch.key}[{element}] is {batch.value}"
+    if batch.derived is not None:
+        text += f", so {batch.derived.expression} is {batch.derived.value}"
+    return text
+
+
+def _allowed(bound: BoundFact) -> str:
+    by = ", ".join(word for word in (bound.op, bound.module) if word)
+    if bound.low is None and bound.high is None:
+        allowed = ""
+    else:
+        allowed = f", allowed {'' if bound.low is None else bound.low}..{'' if bound.high is None else bound.high}"
+    if bound.ignored:
+        allowed += " or " + ", ".join(map(str, bound.ignored))
+    return f"{allowed} ({by})" if by else allowed
+
+
+def _sample(batch: BatchFact) -> str:
+    index = batch.sample.dataset_index if batch.sample is not None else None
+    return "" if index is None else f", dataset sample {index}"
+
+
+def _without_unknown_sample(batch: dict[str, Any]) -> dict[str, Any]:
+    """The schema has no null for a position: what is not known is left out."""
+    sample = batch.get("sample")
+    if sample is not None and sample["position_in_batch"] is None:
+        del sample["position_in_batch"]
+    return batch
+
+
+def _fingerprint_of(violation: Violation, job: str) -> str:
+    """The same fault of the same job, over attempts and requeues: neither rank nor step, which change with the world size."""
+    bound, sample = violation.bound, violation.batch.sample
+    where = (bound.module, bound.op) if bound is not None else (None, None)
+    return _hash(job, violation.kind, violation.batch.key, *where, sample.dataset_index if sample is not None else None)
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]

@@ -1,0 +1,364 @@
+"""START HERE for what a job is: events of its nodes and ranks in, orders, incidents and timeline lines out.
+
+Owns one job: its nodes, the ranks of its newest attempt, its incidents and (inside the Coordinator) the order under way. Pure: `now` is seconds
+since the epoch and only ever grows; no clock, file, socket or log. An event of an older attempt, or one that was seen before, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from torch_watchdog.job.casebook import Casebook
+from torch_watchdog.job.events import (
+    AppendEvent,
+    Effect,
+    Event,
+    NodeJoined,
+    NodeLeft,
+    OrderRequested,
+    RankGone,
+    RankSpoke,
+    Refused,
+    ReportCame,
+    SendOrder,
+    Tick,
+    WriteIncident,
+)
+from torch_watchdog.job.failures import FailureWatch
+from torch_watchdog.job.losses import LossWatch
+from torch_watchdog.job.ranks import RankState
+from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.envelopes import GoodbyeAck, JobStatus, TellRank
+from torch_watchdog_proto.stop import coordinator as stop
+
+__all__ = ["Job"]
+
+_RETRY_S = 1.0  # for an order of a rule that could not be given at once
+
+
+class Job:
+    """One launch, over all its attempts."""
+
+    def __init__(
+        self,
+        hello: m.NodeHello,
+        *,
+        started_s: float,
+        grace_s: float = 300.0,
+        incidents: Iterable[Mapping[str, Any]] = (),
+        num_events: int = 0,
+    ) -> None:
+        """`incidents` and `num_events`: what an earlier daemon left of this launch on disk."""
+        self.name, self.session, self.policy = hello.job, hello.session, hello.policy
+        self._run_dir, self._started_s, self._grace_s = hello.run_dir, started_s, grace_s
+        self._nodes: dict[str, m.NodeGoodbye | None] = {}
+        self._attempt = 0
+        self._world_size = 0
+        self._ranks: dict[int, RankState] = {}
+        self._coordinator: stop.Coordinator | None = None
+        self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents)
+        self._losses, self._failures = LossWatch(), FailureWatch()
+        self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
+        self._retry_at = 0.0
+        self._order_open = False
+        self._last_closed: stop.Closed | None = None
+        self._num_events = num_events
+        self._lost_records = 0
+
+    # What others look at
+
+    @property
+    def incidents(self) -> tuple[Mapping[str, Any], ...]:
+        return self._casebook.incidents
+
+    @property
+    def state(self) -> Literal["running", "stopping", "ended"]:
+        if self._nodes and all(goodbye is not None for goodbye in self._nodes.values()):
+            return "ended"
+        return "stopping" if self._order_open or (self._last_closed is not None and self._last_closed.exit_code is not None) else "running"
+
+    def status(self) -> JobStatus:
+        return JobStatus(
+            job=self.name, state=self.state, policy=self.policy, attempt=self._attempt, world_size=self._world_size, run_dir=self._run_dir,
+            started_s=self._started_s, nodes=tuple(self._nodes), incidents=len(self.incidents), lost_records=self._lost_records,
+            exit_code=self._exit_code(), ranks=tuple(self._ranks[rank].status() for rank in sorted(self._ranks)),
+        )  # fmt: skip
+
+    def outcome(self) -> GoodbyeAck:
+        """What a node process is told when it says goodbye."""
+        lines = [f"{self._lost_records} step records were overwritten before they could be read"] if self._lost_records else []
+        return GoodbyeAck(exit_code=self._exit_code(), incidents=self.incidents, lines=tuple(lines))
+
+    def next_deadline(self) -> float | None:
+        """When a Tick is due at the latest."""
+        order = self._coordinator.next_deadline() if self._coordinator is not None else None
+        retry = self._retry_at if self._wanted is not None else None
+        return min((t for t in (order, retry, self._losses.deadline, self._failures.deadline) if t is not None), default=None)
+
+    # Events
+
+    def handle(self, event: Event, *, now: float) -> tuple[Effect, ...]:
+        """Takes one event; returns what to do, in order."""
+        match event:
+            case NodeJoined():
+                return self._on_joined(event.hello, now)
+            case ReportCame():
+                return self._on_report(event.node, event.report, now)
+            case RankSpoke():
+                return self._on_spoke(event, now)
+            case RankGone():
+                return self._on_gone(event.attempt, event.rank, event.pid, now)
+            case NodeLeft():
+                return self._on_left(event, now)
+            case OrderRequested():
+                return self._on_requested(event, now)
+            case Tick():
+                return self._on_tick(now)
+
+    def _on_joined(self, hello: m.NodeHello, now: float) -> tuple[Effect, ...]:
+        if hello.node in self._nodes:
+            return ()
+        self._nodes[hello.node] = None
+        return (self._event(now, "node.joined", text=f"node {hello.node} reports (torch-watchdog {hello.version})", node=hello.node),)
+
+    def _on_report(self, node: str, report: m.NodeReport, now: float) -> tuple[Effect, ...]:
+        effects: list[Effect] = []
+        for event in report.events:
+            effects += self._begin_attempt(event.attempt, now)
+            if event.attempt == self._attempt:
+                effects += self._on_rank_event(node, event, now)
+        for block in report.blocks:
+            effects += self._begin_attempt(block.attempt, now)
+            if block.attempt == self._attempt:
+                self._record(node, block, now)
+        return (*effects, *self._judge(now))
+
+    def _record(self, node: str, block: m.StepBlock, now: float) -> None:
+        self._rank(block.rank, node, block.pid).record(block, now)
+        self._lost_records += block.lost_records
+        self._losses.see(block, now)
+
+    def _on_rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
+        rank = self._rank(event.rank, node, event.pid)
+        kind = f"rank.{event.kind}"
+        yield self._event(now, kind, rank=event.rank, text=event.text, level=event.level, exit_code=event.exit_code, signal=event.signal)
+        if event.kind == "note" and event.level == "error":
+            self._failures.note(event.pid, event.text)
+        if event.kind == "exited" and event.pid == rank.pid:
+            rank.gone()
+            yield from self._tell_coordinator(stop.RankGone(rank=event.rank), now)
+            if not rank.left:
+                self._failures.see(event, node, rank.last_step, now)
+
+    def _on_spoke(self, spoke: RankSpoke, now: float) -> tuple[Effect, ...]:
+        message = spoke.message
+        effects: list[Effect] = []
+        if isinstance(message, m.RankHello):
+            effects += self._begin_attempt(spoke.attempt, now)
+            effects += self._on_rank_hello(spoke.node, message, now)
+        if spoke.attempt != self._attempt or self._coordinator is None:
+            return tuple(effects)
+        rank = self._ranks.get(message.rank)
+        if rank is None:
+            return tuple(effects)
+        rank.hear(message, now)
+        rank.left = rank.left or isinstance(message, m.Left)
+        if isinstance(message, m.RankNote):
+            effects.append(self._event(now, "rank.note", rank=message.rank, text=message.text, level=message.level))
+        effects += self._tell_coordinator(stop.FromRank(message=message), now)
+        return (*effects, *self._judge(now))
+
+    def _on_rank_hello(self, node: str, hello: m.RankHello, now: float) -> Iterable[Effect]:
+        if hello.attempt != self._attempt:
+            return
+        if self._coordinator is None:
+            self._world_size = hello.world_size
+            self._coordinator = stop.Coordinator(
+                world_size=hello.world_size, policy=self.policy, checkpoints_dir=f"{self._run_dir}/checkpoints", grace_s=self._grace_s
+            )
+        known = self._ranks.get(hello.rank)
+        rank = self._rank(hello.rank, node, hello.pid)
+        if known is None or known.pid != hello.pid or known.local_rank is None:
+            text = f"rank {hello.rank} of {hello.world_size} on {node}, pid {hello.pid}, torch {hello.torch_version}"
+            yield self._event(now, "rank.started", rank=hello.rank, text=text)
+        rank.node, rank.pid = node, hello.pid
+
+    def _on_gone(self, attempt: int, rank: int, pid: int, now: float) -> tuple[Effect, ...]:
+        state = self._ranks.get(rank)
+        if attempt != self._attempt or state is None or state.pid != pid or not state.alive:
+            return ()
+        state.gone()
+        gone = self._event(now, "rank.gone", rank=rank, text=f"rank {rank} closed its control socket", step=state.last_step)
+        return (gone, *self._tell_coordinator(stop.RankGone(rank=rank), now), *self._judge(now))
+
+    def _on_left(self, event: NodeLeft, now: float) -> tuple[Effect, ...]:
+        if self._nodes.get(event.node) is not None:
+            return ()
+        self._nodes[event.node] = event.goodbye
+        effects: list[Effect] = [
+            self._event(now, "node.left", text=f"the command on {event.node} ended", exit_code=event.goodbye.exit_code)
+        ]
+        for rank in self._ranks.values():
+            if rank.node == event.node and rank.alive:
+                rank.gone()
+                effects += self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
+        self._failures.command_ended(event.goodbye.exit_code, event.goodbye.signal)
+        effects += self._judge(now, at_end=True)
+        changed = self._casebook.ended(self._exit_code())
+        return (*effects, *(WriteIncident(incident=incident, contract_of_rank=None) for incident in changed))
+
+    def _on_requested(self, event: OrderRequested, now: float) -> tuple[Effect, ...]:
+        if self.state == "ended":
+            return (Refused(reason="the job has ended"),)
+        if self._coordinator is None:
+            return (Refused(reason="no rank has reported yet: try again once the training has begun"),)
+        reason = event.reason or f"requested by {event.by}"
+        leave = event.kind != "order.checkpoint"
+        request = stop.StopRequested(kind=event.kind, by=event.by, reason=reason, exit_code=0, save=True, leave=leave)
+        return tuple(self._tell_coordinator(request, now))
+
+    def _on_tick(self, now: float) -> tuple[Effect, ...]:
+        effects = list(self._tell_coordinator(stop.Tick(), now))
+        if self._wanted is not None and now >= self._retry_at:
+            effects += self._want(self._wanted, now)
+        return (*effects, *self._judge(now))
+
+    # Attempts and ranks
+
+    def _begin_attempt(self, attempt: int, now: float) -> Sequence[Effect]:
+        """The launcher has started the ranks anew: nothing of the old ones may leak into their state."""
+        if attempt <= self._attempt:
+            return ()
+        self._attempt, self._ranks, self._coordinator = attempt, {}, None
+        self._losses, self._failures = LossWatch(), FailureWatch()
+        self._wanted, self._order_open, self._last_closed = None, False, None
+        self._casebook.begin_attempt(attempt)
+        return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {attempt}"),)
+
+    def _rank(self, rank: int, node: str, pid: int) -> RankState:
+        if rank not in self._ranks:
+            self._ranks[rank] = RankState(rank=rank, node=node, pid=pid)
+        return self._ranks[rank]
+
+    # The coordinator
+
+    def _tell_coordinator(self, event: stop.Event, now: float) -> Iterable[Effect]:
+        if self._coordinator is None:
+            return ()
+        effects: list[Effect] = []
+        for effect in self._coordinator.handle(event, now=now):
+            effects += self._on_stop_effect(effect, now)
+        return effects
+
+    def _on_stop_effect(self, effect: stop.Effect, now: float) -> Iterable[Effect]:
+        match effect:
+            case stop.Tell():
+                return self._send(effect)
+            case stop.Found():
+                return self._on_found(effect, now)
+            case stop.Opened():
+                return self._on_opened(effect, now)
+            case stop.Closed():
+                return self._on_closed(effect, now)
+            case stop.Refusal():
+                text = f"order refused: {effect.reason}"
+                return (Refused(reason=effect.reason), self._event(now, "order.refused", text=text))
+
+    def _send(self, tell: stop.Tell) -> Iterable[Effect]:
+        rank = self._ranks.get(tell.rank)
+        if rank is not None:
+            yield SendOrder(node=rank.node, tell=TellRank(attempt=self._attempt, rank=tell.rank, order=tell.order))
+
+    def _on_found(self, found: stop.Found, now: float) -> Iterable[Effect]:
+        new = self._casebook.found(found, self._ranks, now, world_size=self._world_size)
+        if new is not None:
+            yield self._event(now, "incident", rank=found.rank, step=found.step, text=new["summary"], incident=new["id"], how=found.how)
+            yield WriteIncident(incident=new, contract_of_rank=found.rank)
+
+    def _on_opened(self, opened: stop.Opened, now: float) -> Iterable[Effect]:
+        self._order_open, self._wanted = True, None
+        text = f"order {opened.generation} ({opened.kind}) begins: {opened.reason}"
+        yield self._event(now, "order.opened", text=text, generation=opened.generation, order_kind=opened.kind)
+        for changed in self._casebook.opened(opened, self._ranks, now):
+            yield WriteIncident(incident=changed, contract_of_rank=None)
+
+    def _on_closed(self, closed: stop.Closed, now: float) -> Iterable[Effect]:
+        self._order_open = False
+        if closed.outcome == "done":
+            self._last_closed = closed
+        ending = "is done" if closed.outcome == "done" else "was given up"
+        text = f"order {closed.generation} ({closed.kind}) {ending} after {closed.seconds:.2f} s: {closed.reason}"
+        yield self._event(
+            now, "order.closed", step=closed.stop_step, text=text, generation=closed.generation, outcome=closed.outcome,
+            exit_code=closed.exit_code,
+        )  # fmt: skip
+        for changed in self._casebook.closed(closed):
+            yield WriteIncident(incident=changed, contract_of_rank=None)
+
+    # Rules
+
+    def _judge(self, now: float, *, at_end: bool = False) -> Iterable[Effect]:
+        return (*self._judge_losses(now, at_end), *self._judge_failures(now, at_end))
+
+    def _judge_losses(self, now: float, at_end: bool) -> Iterable[Effect]:
+        first = self._losses.verdict((rank.seen_step for rank in self._ranks.values()), now=now, at_end=at_end)
+        if first is None:
+            return ()
+        found = self._casebook.diverged(first, self._ranks, now, policy=self.policy)
+        effects: list[Effect] = [
+            self._event(now, "incident", rank=first.rank, step=first.step, text=found["summary"], incident=found["id"]),
+            WriteIncident(incident=found, contract_of_rank=None),
+        ]
+        if self.policy != "observe" and not at_end:
+            reason = found["summary"]
+            # Parameters may be NaN by now: nothing that is saved here would be good, so nothing is.
+            request = stop.StopRequested(
+                kind="loss.not_finite", by="rule loss.not_finite", reason=reason, exit_code=m.EXIT_DIVERGED, save=False, leave=True
+            )
+            effects += self._want(request, now)
+        return effects
+
+    def _want(self, request: stop.StopRequested, now: float) -> Iterable[Effect]:
+        """An order of a rule: asked again until it can be given, because another order may be under way."""
+        self._wanted, self._retry_at = request, now + _RETRY_S
+        return [effect for effect in self._tell_coordinator(request, now) if not isinstance(effect, Refused)]
+
+    def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
+        alive = any(rank.alive for rank in self._ranks.values())
+        failures = self._failures.verdict(now=now, all_ended=at_end or not alive)
+        if failures is None:
+            return ()
+        changed, is_new = self._casebook.failed(failures, self._ranks, now)
+        effects: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
+        if is_new:
+            rank = changed["origin"]["rank"]
+            effects.insert(
+                0, self._event(now, "incident", rank=rank, step=changed["step"], text=changed["summary"], incident=changed["id"])
+            )
+        return effects
+
+    def _exit_code(self) -> int | None:
+        """None: the command's own code stands. A stop of ours that was completed names its code; so does a bad batch that made the command fail."""
+        if self._last_closed is not None and self._last_closed.exit_code is not None:
+            return self._last_closed.exit_code
+        failed = any(goodbye is not None and goodbye.exit_code != 0 for goodbye in self._nodes.values())
+        return m.EXIT_BAD_DATA if failed and self._casebook.prevented_bad_batch() else None
+
+    def _event(self, now: float, kind: str, *, text: str, rank: int | None = None, step: int | None = None, **more: Any) -> AppendEvent:
+        self._num_events += 1
+        known = {name: value for name, value in more.items() if value is not None}
+        time = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+        return AppendEvent(
+            event={
+                "time": time,
+                "order": self._num_events,
+                "attempt": self._attempt,
+                "kind": kind,
+                "rank": rank,
+                "step": step,
+                "text": text,
+            }
+            | known
+        )

@@ -1,0 +1,41 @@
+"""Waits until it can be said which rank's loss was the first that is no number.
+
+Owns what was reported of one attempt; the judgement is `rules/loss.py`. Fires once an attempt. Pure: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch_watchdog.rules.loss import PATIENCE_S, NotFinite, first_of, not_finite
+from torch_watchdog_proto.messages import StepBlock
+
+__all__ = ["LossWatch"]
+
+
+class LossWatch:
+    """One attempt's losses that are NaN or infinite."""
+
+    def __init__(self) -> None:
+        self._found: list[NotFinite] = []
+        self._since: float | None = None
+        self._fired = False
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self._since is None or self._fired else self._since + PATIENCE_S
+
+    def see(self, block: StepBlock, now: float) -> None:
+        found = () if self._fired else not_finite((block,))
+        if found:
+            # The earliest of each block is enough: a diverged training has nothing else to tell, for as long as it runs.
+            self._found.append(min(found))
+            self._since = now if self._since is None else self._since
+
+    def verdict(self, seen_steps: Iterable[int | None], *, now: float, at_end: bool) -> NotFinite | None:
+        """The first, once; None while an earlier one may still be reported."""
+        if self._since is None or self._fired:
+            return None
+        first = first_of(self._found, seen_steps=() if at_end else seen_steps, waited_s=now - self._since)
+        self._fired = first is not None
+        return first

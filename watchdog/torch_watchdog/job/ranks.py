@@ -1,0 +1,69 @@
+"""The newest that is known of each rank: what a status shows.
+
+Owns per-rank counters of one attempt; decides nothing. Pure: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_watchdog_proto.envelopes import RankStatus
+from torch_watchdog_proto.messages import Ack, Finished, Phase, RankHello, RankMessage, Saving, StepBlock
+
+__all__ = ["RankState"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RankState:
+    """`seen_step`: the newest step of which a batch was reported; `last_step`: the newest that passed its gate."""
+
+    rank: int
+    node: str
+    pid: int
+    local_rank: int | None = None
+    phase: Phase = "start"
+    alive: bool = True
+    left: bool = False  # by our own order
+    last_step: int | None = None
+    seen_step: int | None = None
+    loss: float | None = None
+    step_time_s: float | None = None
+    last_seen_s: float | None = None
+
+    def hear(self, message: RankMessage, now: float) -> None:
+        """A control message is a sign of life, and tells the phase."""
+        self.last_seen_s = now
+        match message:
+            case RankHello():
+                self.pid, self.local_rank, self.alive = message.pid, message.local_rank, True
+            case Ack():
+                self.phase = message.phase
+            case Saving():
+                self.phase = "saving"
+            case Finished():
+                self.phase = "end"
+            case _:
+                pass
+
+    def record(self, block: StepBlock, now: float) -> None:
+        """What one block says of the rank. The order of blocks is that of the ring."""
+        self.last_seen_s = now
+        if block.step:
+            self.last_step = max(block.step)
+            self.phase = "train" if self.phase == "start" else self.phase
+        if block.step_ns:
+            self.step_time_s = block.step_ns[-1] / 1e9
+        if block.micro_of_step:
+            self.seen_step = max(block.micro_of_step)
+        known = [loss for loss, is_known in zip(block.loss, block.loss_known, strict=False) if is_known]
+        if known:
+            self.loss = known[-1]
+
+    def gone(self) -> None:
+        self.alive, self.phase = False, "end"
+
+    def status(self) -> RankStatus:
+        return RankStatus(
+            rank=self.rank, node=self.node, pid=self.pid, phase=self.phase, alive=self.alive, last_step=self.last_step, loss=self.loss,
+            step_time_s=self.step_time_s, last_seen_s=self.last_seen_s,
+        )  # fmt: skip
