@@ -22,9 +22,8 @@ __all__ = ["print_facts", "print_json", "print_lines", "print_table"]
 PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 
 
-def _console() -> Console:
-    is_terminal = sys.stdout.isatty()
-    return Console(width=None if is_terminal else PIPE_WIDTH, highlight=False, markup=False, emoji=False, soft_wrap=not is_terminal)
+def _console(**options: Any) -> Console:
+    return Console(highlight=False, markup=False, emoji=False, **options)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
@@ -34,10 +33,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=not sys.stdout.isatty())
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text("" if cell is None else one_line(str(cell))) for cell in row))
-    _console().print(table)
+    if sys.stdout.isatty():
+        _console().print(table)
+    else:
+        _print_piped(table)
+
+
+def _print_piped(table: Table) -> None:
+    console = _console(width=PIPE_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

@@ -32,8 +32,9 @@ def render_timeline(job: Mapping[str, Any], tracks: Sequence[RankTrack], inciden
         lines.append([("no rank has reported a step", "")])
     else:
         first, last = _range(tracks)
-        lines += [_rank_line(track, first, last, incidents, many=len({t.attempt for t in tracks}) > 1) for track in tracks]
-        lines.append([(_axis(first, last), "dim")])
+        names = _names(tracks)
+        lines += [_rank_line(name, track, first, last, incidents) for name, track in zip(names, tracks, strict=True)]
+        lines.append([(_axis(first, last, len(names[0])), "dim")])
         lines.append([(LEGEND, "dim")])
     return lines + _findings(incidents)
 
@@ -61,10 +62,18 @@ def _range(tracks: Iterable[RankTrack]) -> tuple[int, int]:
     return (min(steps), max(steps)) if steps else (0, 0)
 
 
-def _rank_line(track: RankTrack, first: int, last: int, incidents: Sequence[Mapping[str, Any]], *, many: bool) -> Line:
-    name = f"rank {track.rank}.{track.attempt}" if many else f"rank {track.rank}"
+def _names(tracks: Sequence[RankTrack]) -> list[str]:
+    """All of one width; the attempt is told only where there are several."""
+    several = len({track.attempt for track in tracks}) > 1
+    names = [f"rank {track.rank}.{track.attempt} " if several else f"rank {track.rank} " for track in tracks]
+    width = max(8, *map(len, names))
+    return [name.ljust(width) for name in names]
+
+
+def _rank_line(name: str, track: RankTrack, first: int, last: int, incidents: Sequence[Mapping[str, Any]]) -> Line:
     cells = _strip(track, first, last, _marks_of(track, incidents))
-    return [(f"{name:<8}|", ""), *[(cell, _STYLES[cell]) for cell in cells], (f"| {_figures(track)}", "")]
+    figures = _figures(track)[: WIDTH - len(name) - STRIP_CELLS - 3]
+    return [(f"{name}|", ""), *[(cell, _STYLES[cell]) for cell in cells], (f"| {figures}", "")]
 
 
 def _figures(track: RankTrack) -> str:
@@ -74,7 +83,7 @@ def _figures(track: RankTrack) -> str:
         parts.append(f"loss {_short(losses[0])}>{_short(losses[-1])}")
     if track.median_step_s is not None:
         parts.append(_duration(track.median_step_s))
-    return " ".join(parts)[: WIDTH - STRIP_CELLS - 11]
+    return " ".join(parts)
 
 
 def _short(value: float) -> str:
@@ -117,10 +126,10 @@ def _mark(track: RankTrack, step: int, slow_ns: float) -> str:
     return "e" if step in track.evaluated else "."
 
 
-def _axis(first: int, last: int) -> str:
+def _axis(first: int, last: int, name_width: int) -> str:
     per_cell = max(1, math.ceil((last - first + 1) / STRIP_CELLS))
     unit = "1 step" if per_cell == 1 else f"{per_cell} steps"
-    return f"{'step':<8} {first:<{STRIP_CELLS - len(str(last))}}{last}  ({unit} a cell)"
+    return f"{'step':<{name_width}} {first:<{STRIP_CELLS - len(str(last))}}{last}  ({unit} a cell)"
 
 
 def _findings(incidents: Sequence[Mapping[str, Any]]) -> list[Line]:

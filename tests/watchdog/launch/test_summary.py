@@ -1,0 +1,150 @@
+"""The last words of a launch: who, what, allowed range, what was saved, the line that resumes; never more than ten lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_watchdog.launch.summary import JobEnd, allowed_range, one_line, summarise, what_offends, who
+
+END = JobEnd(
+    job="train-1",
+    run_dir="watchdog_runs/train-1",
+    exit_code=65,
+    stopped_by_us=True,
+    ranks_reported=2,
+    ranks_expected=2,
+    steps=6,
+    options=("--policy", "stop"),
+    command=("torchrun", "--nproc-per-node", "2", "my train.py"),
+)
+INCIDENT: dict[str, Any] = {
+    "id": "1",
+    "kind": "batch.index_out_of_range",
+    "severity": "critical",
+    "time": "2026-01-31T23:59:59Z",
+    "origin": {"rank": 1},
+    "step": 5,
+    "summary": "rank 1 fetched a batch whose input_ids[2,7] is 70",
+    "cause": "the table has 64 rows",
+    "fix": "resize the embedding",
+    "batch": {"key": "input_ids", "element": [2, 7], "value": 70, "count": 1, "sample": {"dataset_index": 45, "position_in_batch": 2}},
+    "bound": {"low": 0, "high": 63, "op": "embedding", "module": "transformer.wte", "source": "model.py:31"},
+    "action": {
+        "policy": "stop",
+        "prevented": True,
+        "exit_code": 65,
+        "checkpoint": {"path": "watchdog_runs/train-1/checkpoints/step-5", "updates_applied": 5, "committed": True, "finite": True},
+    },
+}
+
+
+def test_a_stop_names_who_what_where_why_and_what_to_type_next() -> None:
+    assert summarise([INCIDENT], END) == [
+        "job train-1 stopped before the bad batch was used: batch.index_out_of_range (exit code 65)",
+        "  who    rank 1, step 5, dataset sample 45, position 2 in the batch",
+        "  what   input_ids[2,7] = 70, allowed 0..63",
+        "  where  embedding in transformer.wte (model.py:31)",
+        "  why    the table has 64 rows",
+        "  fix    resize the embedding",
+        "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified)",
+        "  resume watchdog --policy stop --resume watchdog_runs/train-1/checkpoints/step-5 torchrun --nproc-per-node 2 'my train.py'",
+        "  more   watchdog_runs/train-1: watchdog incidents train-1, watchdog timeline train-1",
+    ]
+
+
+def test_a_run_without_findings_ends_with_one_line() -> None:
+    end = replace(END, exit_code=0, stopped_by_us=False)
+    assert summarise([], end) == ["job train-1: 2 ranks, 6 steps, nothing found (exit code 0)"]
+
+
+def test_where_no_rank_reported_that_is_said_and_nothing_else_is_claimed() -> None:
+    lines = summarise([], replace(END, exit_code=0, stopped_by_us=False, ranks_reported=0))
+    assert lines[0].startswith("job train-1: 0 of 2 ranks reported, so nothing was watched")
+    assert "nothing found" not in " ".join(lines)
+
+
+def test_the_first_critical_incident_is_told_and_the_others_are_counted() -> None:
+    earlier_warning = INCIDENT | {"severity": "warning", "kind": "loss.spike", "time": "2026-01-31T00:00:00Z"}
+    later = INCIDENT | {"kind": "rank.died", "time": "2026-02-01T00:00:00Z"}
+    lines = summarise([later, earlier_warning, INCIDENT], END)
+    assert "batch.index_out_of_range" in lines[0]
+    assert "(2 incidents more)" in lines[-1]
+
+
+def test_a_checkpoint_that_is_not_committed_is_never_offered_for_resuming() -> None:
+    action = INCIDENT["action"] | {"checkpoint": {"path": "x/step-5", "updates_applied": 5, "committed": False}}
+    lines = summarise([INCIDENT | {"action": action}], END)
+    assert any("do not use it" in line for line in lines)
+    assert not any(line.startswith("  resume") for line in lines)
+
+
+def test_a_stop_without_a_checkpoint_says_so() -> None:
+    lines = summarise([INCIDENT | {"action": {"policy": "stop", "prevented": True, "checkpoint": None}}], END)
+    assert "  saved  no checkpoint was written" in lines
+
+
+@pytest.mark.parametrize(
+    ("policy", "exit_code", "words"),
+    [("skip", 0, "went on without the bad batch"), ("observe", 1, "observed, nothing was changed"), ("none", 1, "failed")],
+)
+def test_the_headline_says_what_was_done(policy: str, exit_code: int, words: str) -> None:
+    incident = INCIDENT | {"action": {"policy": policy, "prevented": policy == "skip"}}
+    assert words in summarise([incident], replace(END, stopped_by_us=False, exit_code=exit_code))[0]
+
+
+def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
+    incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "summary": "rank 1 was killed by signal 9"}
+    assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)
+
+
+def test_a_derived_index_is_shown_with_its_arithmetic() -> None:
+    batch = INCIDENT["batch"] | {"derived": {"expression": "cumsum(input_ids != 1) + 1", "value": 514}, "count": 3}
+    assert what_offends(INCIDENT | {"batch": batch}) == (
+        "input_ids[2,7] = 70, from which cumsum(input_ids != 1) + 1 = 514, allowed 0..63, and 2 elements more"
+    )
+
+
+def test_where_no_single_rank_is_at_fault_none_is_named() -> None:
+    assert who({"origin": {"rank": None}, "step": 7}) == "no single rank, step 7"
+
+
+@pytest.mark.parametrize(
+    ("bound", "text"),
+    [({"low": 0, "high": 9, "ignored": [-100]}, "0..9 or -100 (ignored)"), ({"low": 0, "high": None}, "0.."), ({}, "")],
+)
+def test_an_allowed_range_is_inclusive_and_lists_what_is_ignored(bound: dict[str, Any], text: str) -> None:
+    assert allowed_range(bound) == text
+
+
+def test_no_control_character_of_the_users_data_reaches_the_terminal() -> None:
+    batch = INCIDENT["batch"] | {"key": "evil\x1b[2J\nkey"}
+    lines = summarise([INCIDENT | {"batch": batch}], END)
+    assert all(line.isprintable() for line in lines)
+    assert one_line("a\tb\x07") == "a b "
+
+
+_VALUES = st.none() | st.text(max_size=8)
+_INCIDENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "severity": st.sampled_from(["critical", "warning", "info"]),
+        "summary": st.text(max_size=30),
+        "cause": st.text(max_size=30),
+        "fix": st.text(max_size=30),
+        "batch": st.none() | st.fixed_dictionaries({"key": st.text(max_size=5)}),
+        "bound": st.none() | st.fixed_dictionaries({}, optional={"low": st.integers(), "module": _VALUES, "source": _VALUES}),
+        "action": st.none()
+        | st.fixed_dictionaries({}, optional={"checkpoint": st.none() | st.fixed_dictionaries({"path": st.text(max_size=9)})}),
+    },
+)
+
+
+@given(st.lists(_INCIDENTS, max_size=4), st.booleans())
+def test_whatever_the_incidents_hold_ten_lines_are_enough(incidents: list[dict[str, Any]], stopped: bool) -> None:
+    lines = summarise(incidents, replace(END, stopped_by_us=stopped))
+    assert 1 <= len(lines) <= 10

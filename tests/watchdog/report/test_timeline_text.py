@@ -1,0 +1,108 @@
+"""Steps put together from blocks, and the strip that shows them in 80 columns."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_watchdog.report.steps import as_json, tracks
+from torch_watchdog.report.text import plain, render_timeline
+from torch_watchdog_proto.messages import StepBlock
+
+JOB = {"job": "train-1", "started": "2026-01-31T00:00:00Z", "ended": "2026-01-31T00:00:12Z", "exit_code": 65, "exit_reason": "stopped"}
+INCIDENT: dict[str, Any] = {
+    "severity": "critical",
+    "kind": "batch.index_out_of_range",
+    "time": "2026-01-31T00:00:05Z",
+    "attempt": 0,
+    "origin": {"rank": 1},
+    "step": 5,
+    "summary": "input_ids[2,7] is 70",
+}
+
+
+def block(rank: int, steps: range, *, attempt: int = 0, step_ms: int = 10, first_loss: float = 2.0, **columns: Any) -> StepBlock:
+    count = len(steps)
+    values: dict[str, Any] = {
+        "micro_step": (0,) * count,
+        "micro_of_step": tuple(steps),
+        "micro_time_ns": tuple(step * 10**9 for step in steps),
+        "loader_ns": (0,) * count,
+        "loss": tuple(first_loss - 0.1 * step for step in steps),
+        "loss_known": (True,) * count,
+        "evaluation": (False,) * count,
+        "step": tuple(steps),
+        "step_time_ns": tuple(step * 10**9 for step in steps),
+        "step_ns": (step_ms * 10**6,) * count,
+        "vetoed": (False,) * count,
+    }
+    return StepBlock(rank=rank, attempt=attempt, pid=1, first_record=1, **(values | columns))
+
+
+def rendered(blocks: list[StepBlock], incidents: tuple[dict[str, Any], ...] = ()) -> list[str]:
+    return [plain(line) for line in render_timeline(JOB, tracks(blocks), incidents)]
+
+
+def test_a_strip_shows_each_rank_its_losses_and_its_step_time() -> None:
+    lines = rendered([block(0, range(6)), block(1, range(6), vetoed=(False,) * 5 + (True,))], (INCIDENT,))
+    assert lines[0] == "job train-1, 2 ranks, 12 s, exit code 65 (stopped)"
+    assert lines[1] == "rank 0  |......                              | 6 steps loss 2>1.5 10 ms"
+    assert lines[2] == "rank 1  |.....X                              | 6 steps loss 2>1.5 10 ms"
+    assert lines[-2:] == ["X 00:00:05Z batch.index_out_of_range: rank 1, step 5", "    input_ids[2,7] is 70"]
+
+
+def test_an_update_that_was_skipped_is_marked() -> None:
+    assert "|..v..." in rendered([block(0, range(6), vetoed=tuple(step == 2 for step in range(6)))])[1]
+
+
+def test_a_step_that_took_twice_the_median_is_marked_slow() -> None:
+    times = tuple(50_000_000 if step == 3 else 10_000_000 for step in range(6))
+    assert "|...~.." in rendered([block(0, range(6), step_ns=times)])[1]
+
+
+def test_a_rank_that_stopped_early_shows_nothing_where_the_others_went_on() -> None:
+    assert "|..... " in rendered([block(0, range(9)), block(1, range(5))])[2]
+
+
+def test_two_attempts_of_one_rank_are_two_strips() -> None:
+    lines = rendered([block(0, range(4)), block(0, range(2), attempt=1)])
+    assert lines[1].startswith("rank 0.0 |....") and lines[2].startswith("rank 0.1 |..  ")
+
+
+def test_the_loss_of_a_step_is_the_mean_of_its_batches_and_evaluation_is_left_out() -> None:
+    columns = {
+        "micro_of_step": (0, 0, 0),
+        "micro_step": (0, 1, 2),
+        "micro_time_ns": (1, 2, 3),
+        "loader_ns": (0, 0, 0),
+        "loss": (1.0, 3.0, 50.0),
+        "loss_known": (True, True, True),
+        "evaluation": (False, False, True),
+    }
+    (track,) = tracks([block(0, range(1), **columns)])
+    assert track.loss == {0: 2.0} and track.evaluated == {0}
+
+
+def test_a_block_that_comes_twice_changes_nothing() -> None:
+    once, twice = tracks([block(0, range(5))]), tracks([block(0, range(5)), block(0, range(5))])
+    assert as_json(once[0]) == as_json(twice[0])
+
+
+def test_a_job_without_a_step_says_so() -> None:
+    assert rendered([])[1] == "no rank has reported a step"
+
+
+def test_a_loss_that_is_no_number_stays_valid_json() -> None:
+    (track,) = tracks([block(0, range(2), first_loss=math.nan)])
+    assert json.loads(json.dumps(as_json(track), allow_nan=False))["loss"] == ["nan", "nan"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9999), st.integers(0, 10**6), st.integers(1, 300)), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_no_strip_is_wider_than_80_columns(ranks: list[tuple[int, int, int]], step: int) -> None:
+    blocks = [block(rank, range(first, first + count), first_loss=-1234.5678) for rank, first, count in ranks]
+    lines = rendered(blocks, ({**INCIDENT, "step": step, "origin": {"rank": ranks[0][0]}},))
+    assert max(map(len, lines[1 : 1 + len({rank for rank, *_ in ranks})])) <= 80
