@@ -197,17 +197,14 @@ class _Keeper:
         """Pass on the last output, sweep after a rank that was killed; the wait status to end with."""
         if self.is_killed:
             self._signal_group(signal.SIGTERM)
-        self._drain()
+        if self.tee is not None:
+            self.tee.drain(patience_ms=DRAIN_PATIENCE_MS, is_hurried=self._is_hurried_now, wake_fd=self.wake_fd)
         status = self._reap()
         if self.is_killed:
             self._sweep()
         if self.tee is not None and self.tee.channels:
             self._leave_a_copier(self.tee)
         return 0 if self.page[0] else status
-
-    def _drain(self) -> None:
-        if self.tee is not None:
-            self.tee.drain(patience_ms=DRAIN_PATIENCE_MS, is_hurried=self._is_hurried_now, wake_fd=self.wake_fd)
 
     def _is_hurried_now(self) -> bool:
         self._hear()
@@ -225,7 +222,6 @@ class _Keeper:
         while self._signal_group(0) and time.monotonic() < end_s and not self.is_hurried:
             self._turn(20)
         self._signal_group(signal.SIGKILL)
-        self._drain()
 
     def _signal_group(self, number: int) -> bool:
         try:

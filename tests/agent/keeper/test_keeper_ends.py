@@ -222,7 +222,8 @@ def test_a_rank_that_leads_its_terminals_session_reads_from_it(stage: Stage) -> 
     assert b"got this\r\n" in terminal.received
 
 
-def test_importing_the_keeper_costs_less_than_15_ms() -> None:
-    code = "import torch_watchdog_agent, time; t = time.perf_counter(); import torch_watchdog_agent.keeper; print((time.perf_counter() - t) * 1e3)"
-    costs_ms = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) for _ in range(7)]
-    assert min(costs_ms) < 15
+def test_importing_the_keeper_costs_less_than_15_ms(tmp_path: Path) -> None:
+    code = "import torch_watchdog_agent, time; t = time.process_time(); import torch_watchdog_agent.keeper; print((time.process_time() - t) * 1e3)"
+    installed = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=installed) for _ in range(7)]
+    assert min(float(run.stdout) for run in runs) < 15

@@ -132,9 +132,12 @@ print("seen", flush=True)
 def test_sigwinch_gives_the_rank_the_new_size_before_it_hears_of_it(stage: Stage) -> None:
     code = """
 import os, signal
-signal.signal(signal.SIGWINCH, lambda *_: print(tuple(os.get_terminal_size(1)), flush=True))
+def tell(*_):
+    print(tuple(os.get_terminal_size(1)), flush=True)
+    os._exit(0)
+signal.signal(signal.SIGWINCH, tell)
 print("up", flush=True)
-signal.pause()
+while True: signal.pause()
 """
     master, slave = os.openpty()
     process = stage.start(code, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, log=stage.folder / "log")
