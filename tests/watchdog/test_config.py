@@ -1,0 +1,93 @@
+"""Flag before environment before file before default; what is wrong is said in one sentence that begins with where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torch_watchdog.config import load_config
+from torch_watchdog.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_any_setting_the_defaults_stand(tmp_path: Path) -> None:
+    config = load_config({})
+    assert (config.policy, config.daemon, config.job, config.grace_s, config.keeper, config.resume) == (
+        "stop",
+        "auto",
+        None,
+        300.0,
+        True,
+        None,
+    )
+    assert config.directory == tmp_path / "watchdog_runs"
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "watchdog.toml").write_text('policy = "skip"\ngrace = 60\njob = "from-file"\nkeeper = false\n')
+    monkeypatch.setenv("TORCH_WATCHDOG_GRACE", "70")
+    monkeypatch.setenv("TORCH_WATCHDOG_JOB", "from-environment")
+    config = load_config({"job": "from-flag"})
+    assert (config.policy, config.grace_s, config.job, config.keeper) == ("skip", 70.0, "from-flag", False)
+
+
+def test_a_resume_path_is_made_absolute_because_ranks_may_change_their_folder(tmp_path: Path) -> None:
+    assert load_config({"resume": "runs/step-4"}).resume == str(tmp_path / "runs/step-4")
+
+
+def test_the_variables_of_a_launch_around_us_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_WATCHDOG_AGENT", "{}")
+    monkeypatch.setenv("TORCH_WATCHDOG_PID", "1")
+    assert load_config({}).policy == "stop"
+
+
+@pytest.mark.parametrize(
+    ("flags", "begins"),
+    [
+        ({"policy": "halt"}, "--policy: "),
+        ({"daemon": "somewhere"}, "--daemon: must be auto, HOST:PORT or unix:PATH"),
+        ({"job": "a/b"}, "--job: must be letters"),
+        ({"grace": "0"}, "--grace: "),
+        ({"grace": "soon"}, "--grace: "),
+    ],
+)
+def test_a_wrong_flag_is_named(flags: dict[str, str], begins: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(flags)
+    assert str(error.value).startswith(begins)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        ('policy = "halt"', "watchdog.toml, policy: "),
+        ("alert = []", "watchdog.toml: unknown setting 'alert'; known are "),
+        ("policy = ", "watchdog.toml: is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, begins: str) -> None:
+    (tmp_path / "watchdog.toml").write_text(text)
+    with pytest.raises(ConfigError, match="^" + begins):
+        load_config({})
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_WATCHDOG_POLICY", "halt")
+    with pytest.raises(ConfigError, match=r"^TORCH_WATCHDOG_POLICY: "):
+        load_config({})
+
+
+def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config({}, file=tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("address", ["auto", "unix:/run/x.sock", "localhost:9470", "10.0.0.1:1", "[::1]:9470"])
+def test_addresses_that_a_daemon_can_have_are_taken(address: str) -> None:
+    assert load_config({"daemon": address}).daemon == address
