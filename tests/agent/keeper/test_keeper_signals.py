@@ -109,7 +109,7 @@ except KeyboardInterrupt:
     terminal.type(b"\x03")
     assert terminal.end() == -signal.SIGINT
     assert b"interrupted\r\nonce\r\n" in terminal.received
-    assert terminal.received.rstrip().endswith(b"KeyboardInterrupt")
+    assert b"KeyboardInterrupt" in terminal.received.splitlines()[-1]
 
 
 def test_a_resized_terminal_is_seen_by_the_rank(stage: Stage) -> None:
