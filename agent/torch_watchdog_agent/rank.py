@@ -154,6 +154,7 @@ class Rank:
         self.history.batch(checked.stats if checked is not None else (), loader_ns=loader_ns, evaluation=evaluation)
         if checked is None:
             return batch
+        checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
         batch = self._act_on(batch, checked)
         self.guard.handed_over(checked, batch)
         return batch

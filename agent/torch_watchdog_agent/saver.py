@@ -53,13 +53,14 @@ class Saver:
 
     def _write(self, commit: Commit) -> Saved:
         from torch_watchdog_agent import checkpoint
+        from torch_watchdog_agent.checkpoint.rng import RngState
         from torch_watchdog_agent.hooks.loader import training_position
 
         rank, who = self._rank, self._rank.identity
         try:
             part = checkpoint.save_at(
                 partial_directory(commit), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),
-                rank=who.rank, world_size=who.world_size, say=rank.say,
+                rng=RngState.capture(), rank=who.rank, world_size=who.world_size, say=rank.say, timeout_s=commit.grace_s,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001  whatever a save meets must reach the coordinator, or the others wait for the whole grace time
             return self._saved(commit, error=f"{type(error).__name__}: {error}"[:500])

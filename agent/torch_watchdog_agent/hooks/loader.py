@@ -71,13 +71,12 @@ def resume_at(loader: Any, position: LoaderPosition) -> None:
     track.resume, track.epoch = position, position.epoch - 1
 
 
-def training_position() -> LoaderPosition | None:
-    """Where the training's loader stands, with the random state of this moment; None where no loader was seen."""
+def training_position() -> LoaderPosition:
+    """Where the training's loader stands, with the random state of this moment. Where no loader was seen: at the very start."""
     from torch_watchdog_agent.checkpoint.rng import RngState
 
-    if _training is None or _training.rng_at_iter is None:
-        return None
-    return LoaderPosition(epoch=_training.epoch, batches=_training.batches, rng_at_iter=_training.rng_at_iter, rng=RngState.capture())
+    track = _training or _Track(epoch=0)
+    return LoaderPosition(epoch=track.epoch, batches=track.batches, rng_at_iter=track.rng_at_iter, rng=RngState.capture())
 
 
 # torch's own loader
@@ -182,7 +181,7 @@ def _asking(track: _Track) -> Iterator[None]:
 def _begin(loader: Any) -> _Track | None:
     """A new iteration over `loader`: remembers the random state it starts from, or brings back the one of a checkpoint."""
     track = _begin_track(loader)
-    if track is not None and track.resume is not None:
+    if track is not None and track.resume is not None and track.resume.rng_at_iter is not None:
         track.resume.rng_at_iter.restore()
         track.rng_at_iter = track.resume.rng_at_iter
     return track

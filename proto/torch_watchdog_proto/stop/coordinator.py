@@ -356,7 +356,7 @@ class Coordinator:
     @staticmethod
     def _manifest(order: _Order, finite: bool) -> Mapping[str, Any]:
         parts = [order.saved[rank] for rank in sorted(order.saved)]
-        files = {file.name: {"size": file.size, "sha256": file.sha256} for part in parts for file in part.files}
+        files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for part in parts for file in part.files]
         return {
             "updates_applied": parts[0].updates_applied, "format": parts[0].format, "ranks": sorted(order.saved), "finite": finite,
             "kind": order.kind, "reason": order.reason, "files": files,
@@ -449,8 +449,9 @@ def _checkpoint(order: _Order) -> CheckpointFact | None:
         return None
     parts = order.saved.values()
     first = order.saved[min(order.saved)]
+    finite = all(part.finite for part in parts)
     return CheckpointFact(
-        path=order.commit.path, updates_applied=first.updates_applied, committed=order.committed, finite=all(part.finite for part in parts),
+        path=order.commit.path if finite else f"{order.commit.path}.not-good", updates_applied=first.updates_applied, committed=order.committed, finite=finite,
         saved_by=tuple(sorted(order.saved)), format=first.format,
     )  # fmt: skip
 
