@@ -33,6 +33,7 @@ COMMANDS = (
     "checkpoint",
     "serve",
     "doctor",
+    "demo",
 )
 EXIT_NOT_FOUND = 127
 OF_EVERY_COMMAND = {"dir", "daemon", "config"}

@@ -47,7 +47,8 @@ def look_options(command: Command) -> Command:
 def _given(context: click.Context) -> dict[str, Any]:
     """What was typed, outer options first: `watchdog --dir D run --job J -- CMD`."""
     outer = _given(context.parent) if context.parent else {}
-    here = {name: value for name, value in context.params.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    options = [parameter.name for parameter in context.command.params if isinstance(parameter, click.Option) and parameter.name]
+    here = {name: context.params[name] for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     return outer | here
 
 

@@ -20,7 +20,7 @@ Line: TypeAlias = list[tuple[str, str]]  # words and the style that a terminal g
 STRIP_CELLS = 36
 WIDTH = 80
 SLOW_RATIO = 2.0
-LEGEND = ". trained  e evaluation before it  ~ slow (over 2x its median)  v no update  ! finding  X fault"
+LEGEND = ". trained  e evaluated  ~ slow (2x median)  v no update  ! finding  X fault"
 _STYLES = {".": "", "e": "cyan", "~": "yellow", "v": "magenta", "!": "yellow", "X": "bold red", " ": ""}
 _SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow"}
 

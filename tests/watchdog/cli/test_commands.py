@@ -1,0 +1,250 @@
+"""The commands as a person meets them: real processes over a run directory on disk, without a daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_watchdog.store.job_files import JobFiles
+from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog_proto.messages import NodeReport, StepBlock
+
+TIMEOUT_S = 60
+INCIDENT: dict[str, Any] = {
+    "id": "1",
+    "severity": "critical",
+    "kind": "batch.index_out_of_range",
+    "time": "2026-01-31T00:00:05Z",
+    "attempt": 0,
+    "origin": {"rank": 1},
+    "step": 3,
+    "summary": "rank 1 fetched a batch whose input_ids[2,7] is 70\x1b[31m",
+}
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A folder of run directories, and `watchdog` in it."""
+
+    folder: Path
+
+    def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_WATCHDOG")} | variables
+        return subprocess.run(
+            [sys.executable, "-m", "torch_watchdog.cli", *words],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def add_job(self, name: str, *, started: str = "2026-01-31T00:00:00.000Z", exit_code: int | None = 65) -> RunDirectory:
+        root = self.folder / "watchdog_runs" / name
+        record = {
+            "schema_version": 1,
+            "job": name,
+            "policy": "stop",
+            "daemon": "unix:/nowhere/daemon.sock",
+            "session": "0",
+            "host": "node-a",
+            "started": started,
+            "ended": None if exit_code is None else "2026-01-31T00:00:12.000Z",
+            "exit_code": exit_code,
+            "exit_reason": "stopped by the watchdog",
+            "world_size": 2,
+        }
+        write_json(RunDirectory(root).job_file, record)
+        return RunDirectory(root)
+
+
+def add_steps(directory: RunDirectory) -> None:
+    files = JobFiles(directory.root)
+    for rank in (0, 1):
+        block = StepBlock(
+            rank=rank,
+            attempt=0,
+            pid=1,
+            first_record=1,
+            micro_step=(0,) * 4,
+            micro_of_step=(0, 1, 2, 3),
+            micro_time_ns=(1, 2, 3, 4),
+            loader_ns=(0,) * 4,
+            loss=(2.0, 1.5, 1.25, 1.0),
+            loss_known=(True,) * 4,
+            evaluation=(False,) * 4,
+            step=(0, 1, 2, 3),
+            step_time_ns=(10**9, 2 * 10**9, 3 * 10**9, 4 * 10**9),
+            step_ns=(10**7,) * 4,
+            vetoed=(False, False, False, True),
+            allocated_bytes=(0,) * 4,
+            reserved_bytes=(0,) * 4,
+            peak_bytes=(0,) * 4,
+            updates_applied=(1, 2, 3, 3),
+        )
+        files.append_report("node-a", "0", NodeReport(seq=rank + 1, time_ns=5, blocks=(block,)))
+    files.write_incident(INCIDENT, None)
+    files.close()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+@pytest.fixture
+def ended_job(runs: Runs) -> RunDirectory:
+    directory = runs.add_job("train-1")
+    add_steps(directory)
+    return directory
+
+
+def test_the_version_is_told(runs: Runs) -> None:
+    assert runs("--version").stdout.startswith("torch-watchdog, version ")
+
+
+def test_help_lists_every_command(runs: Runs) -> None:
+    text = runs("--help").stdout
+    for name in ("run", "jobs", "status", "incidents", "timeline", "contract", "stop", "checkpoint", "serve", "doctor", "demo"):
+        assert f"\n  {name} " in text
+
+
+@pytest.mark.parametrize("option", ["--alert", "--web", "--on-signal", "--quarantine", "--signal-grace"])
+def test_an_option_that_is_not_built_is_unknown_rather_than_ignored(runs: Runs, option: str) -> None:
+    done = runs(option, "x", "true")
+    assert done.returncode == 2 and "No such option" in done.stderr
+
+
+@pytest.mark.parametrize(("word", "suggestion"), [("statsu", "watchdog status"), ("job", "watchdog jobs")])
+def test_a_near_miss_of_a_command_gets_a_suggestion(runs: Runs, word: str, suggestion: str) -> None:
+    done = runs(word)
+    assert done.returncode == 127
+    assert f"did you mean `{suggestion}`?" in done.stderr
+
+
+def test_a_program_that_is_not_there_is_said_as_a_shell_says_it(runs: Runs) -> None:
+    done = runs("no-such-program-anywhere")
+    assert done.returncode == 127 and done.stderr.count("\n") == 1
+
+
+def test_an_option_of_a_launch_is_refused_where_it_means_nothing(runs: Runs) -> None:
+    done = runs("--policy", "skip", "jobs")
+    assert done.returncode == 2 and "--policy is an option of a launch" in done.stderr
+
+
+def test_jobs_are_listed_newest_first(runs: Runs) -> None:
+    runs.add_job("old", started="2026-01-30T00:00:00.000Z")
+    runs.add_job("new")
+    lines = runs("jobs").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["job", "new", "old"]
+    assert [job["job"] for job in json.loads(runs("jobs", "--json").stdout)["jobs"]] == ["new", "old"]
+
+
+def test_no_job_is_no_error(runs: Runs) -> None:
+    assert runs("jobs").returncode == 0
+    assert json.loads(runs("jobs", "--json").stdout) == {"jobs": []}
+
+
+def test_the_status_of_an_ended_job_comes_from_disk(runs: Runs, ended_job: RunDirectory) -> None:
+    status = json.loads(runs("status", "train-1", "--json").stdout)
+    assert (status["state"], status["exit_code"], status["world_size"], status["incidents"]) == ("ended", 65, 2, 1)
+    assert [(rank["rank"], rank["last_step"], rank["loss"], rank["alive"]) for rank in status["ranks"]] == [
+        (0, 3, 1.0, False),
+        (1, 3, 1.0, False),
+    ]
+    assert "ended, exit code 65" in runs("status", "train-1").stdout
+
+
+def test_a_job_whose_launcher_was_killed_is_not_called_running(runs: Runs) -> None:
+    runs.add_job("killed", exit_code=None)
+    assert "its launcher was killed" in runs("status", "killed").stdout
+
+
+def test_without_a_name_the_newest_job_is_meant(runs: Runs, ended_job: RunDirectory) -> None:
+    assert runs("incidents", "--json").stdout == runs("incidents", "train-1", "--json").stdout
+
+
+def test_a_run_directory_may_be_named_by_its_path(runs: Runs, ended_job: RunDirectory) -> None:
+    assert json.loads(runs("status", str(ended_job.root), "--json").stdout)["job"] == "train-1"
+
+
+def test_incidents_are_shown_without_control_characters_of_the_data(runs: Runs, ended_job: RunDirectory) -> None:
+    shown = runs("incidents", "train-1").stdout
+    assert "batch.index_out_of_range" in shown and "\x1b" not in shown
+    assert json.loads(runs("incidents", "train-1", "--json").stdout)["incidents"] == [INCIDENT]
+
+
+def test_a_timeline_shows_a_strip_per_rank_and_pipes_cleanly(runs: Runs, ended_job: RunDirectory) -> None:
+    lines = runs("timeline", "train-1").stdout.splitlines()
+    assert lines[1].startswith("rank 0  |...v ") and lines[2].startswith("rank 1  |...X ")
+    assert max(map(len, lines[:5])) <= 80 and not any("\x1b" in line or line != line.rstrip() for line in lines)
+    assert [track["rank"] for track in json.loads(runs("timeline", "train-1", "--json").stdout)["ranks"]] == [0, 1]
+
+
+def test_a_timeline_of_one_rank_shows_only_that_rank(runs: Runs, ended_job: RunDirectory) -> None:
+    assert [track["rank"] for track in json.loads(runs("timeline", "train-1", "--rank", "1", "--json").stdout)["ranks"]] == [1]
+
+
+def test_a_contract_is_shown_as_the_rank_wrote_it(runs: Runs, ended_job: RunDirectory) -> None:
+    learned = {"rank": 0, "bounds": [{"key": "input_ids", "low": 0, "high": 63}], "opaque": []}
+    write_json(ended_job.contract_file(0), learned)
+    assert json.loads(runs("contract", "train-1", "--json").stdout) == learned
+    assert "input_ids" in runs("contract", "train-1").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("status", "nope"), "there is no job 'nope' here (known: train-1)"),
+        (("timeline", "nope"), "there is no job 'nope' here"),
+        (("contract", "train-1"), "Rank 0 has learned nothing yet"),
+        (("stop", "train-1"), "did not take the order: it is not running"),
+        (("checkpoint", "train-1"), "did not take the order: it is not running"),
+        (("status", "train-1", "--daemon", "unix:/nowhere/x.sock"), "no daemon answered at unix:/nowhere/x.sock"),
+        (("status", "--dir", "elsewhere"), "holds no job"),
+    ],
+)
+def test_an_error_is_one_sentence(runs: Runs, ended_job: RunDirectory, words: tuple[str, ...], sentence: str) -> None:
+    done = runs(*words)
+    assert done.returncode == 1
+    assert sentence in done.stderr and done.stderr.startswith("[torch-watchdog] ")
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_a_job_file_that_is_torn_is_one_sentence(runs: Runs, ended_job: RunDirectory) -> None:
+    ended_job.job_file.write_text('{"job": "trai')
+    done = runs("status", "train-1")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+
+
+def test_one_broken_job_does_not_hide_the_others(runs: Runs, ended_job: RunDirectory) -> None:
+    runs.add_job("broken").job_file.write_text("{")
+    assert [job["job"] for job in json.loads(runs("jobs", "--json").stdout)["jobs"]] == ["train-1"]
+
+
+def test_a_malformed_configuration_is_one_sentence_and_exit_2(runs: Runs) -> None:
+    (runs.folder / "watchdog.toml").write_text("policy = ")
+    done = runs("jobs")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "watchdog.toml: is not TOML" in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_to_talk_about(runs: Runs) -> None:
+    for number in range(40):
+        runs.add_job(f"job-{number}")
+    script = f"{sys.executable} -m torch_watchdog.cli jobs --json | head -c 1"
+    done = subprocess.run(["sh", "-c", script], cwd=runs.folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.stdout == "{" and done.stderr == ""
+
+
+def test_switched_off_the_command_is_executed_and_nothing_else(runs: Runs) -> None:
+    done = runs("sh", "-c", "echo $PPID; exit 3", TORCH_WATCHDOG="off")
+    assert done.returncode == 3 and int(done.stdout) == os.getpid() and done.stderr == ""
+    assert not (runs.folder / "watchdog_runs").exists()
