@@ -1,0 +1,176 @@
+"""A wrapped launch is the launch: same stdout, same end, same answer to signals; and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SCRIPT = str(Path(__file__).parent / "tiny_train.py")
+PYTHON = [sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+LAUNCHERS = {"python": PYTHON, "torchrun": TORCHRUN, "accelerate": ACCELERATE}
+TIMEOUT_S = 120
+
+
+def environment(**variables: str) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_WATCHDOG")}
+    return {**ours, "OMP_NUM_THREADS": "1", **variables}
+
+
+def watchdog(folder: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "torch_watchdog.cli", "--dir", str(folder / "runs"), "--job", "job", *options]
+
+
+def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False, **options)
+
+
+def job_json(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "runs" / "job" / "job.json").read_text())
+    return found
+
+
+def eventually(true: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        time.sleep(0.05)
+
+
+def folders_of_launches() -> set[Path]:
+    return {path for base in (Path("/dev/shm"), Path("/tmp")) for path in base.glob(f"torch-watchdog-{os.getuid()}/*") if path.is_dir()}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_clean_run_is_the_same_with_and_without_the_watchdog(launcher: str, tmp_path: Path) -> None:
+    plain = run([*LAUNCHERS[launcher], SCRIPT])
+    watched = run([*watchdog(tmp_path), *LAUNCHERS[launcher], SCRIPT])
+    assert plain.returncode == 0, plain.stderr
+    assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout), watched.stderr
+    assert plain.stdout.count("loss") == 6
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun"])
+@pytest.mark.parametrize("end", [("--exit", "1"), ("--exit", "3"), ("--die-by", "15"), ("--die-by", "9")])
+def test_an_end_that_is_not_ours_comes_out_as_it_is(launcher: str, end: tuple[str, str], tmp_path: Path) -> None:
+    plain = run([*LAUNCHERS[launcher], SCRIPT, *end])
+    watched = run([*watchdog(tmp_path), *LAUNCHERS[launcher], SCRIPT, *end])
+    assert plain.returncode != 0
+    assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout), watched.stderr
+
+
+def test_a_launcher_that_restarts_its_ranks_does_so(tmp_path: Path) -> None:
+    command = [*TORCHRUN, "--max-restarts", "1", SCRIPT, "--fail-first-attempt"]
+    plain, watched = run(command), run([*watchdog(tmp_path), *command])
+    assert plain.returncode == 0 and plain.stdout.count("step 0 ") == 2
+    assert (watched.returncode, watched.stdout) == (0, plain.stdout), watched.stderr
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_wrapper_ends_the_launch_as_it_ends_a_plain_one(launcher: str, number: signal.Signals, tmp_path: Path) -> None:
+    ends = []
+    for wrapper in ([], watchdog(tmp_path)):
+        command = [*wrapper, *LAUNCHERS[launcher], SCRIPT, "--steps", "2000", "--step-time-s", "0.05"]
+        process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("step 0 ")
+        process.send_signal(number)
+        process.stdout.read()
+        ends.append(process.wait(TIMEOUT_S))
+    assert ends[1] == ends[0]
+
+
+def test_ctrl_c_on_a_terminal_ends_a_training_as_it_ends_a_plain_one(tmp_path: Path) -> None:
+    ends = [
+        _end_after_ctrl_c([*wrapper, *PYTHON, SCRIPT, "--steps", "2000", "--step-time-s", "0.05"]) for wrapper in ([], watchdog(tmp_path))
+    ]
+    assert ends[1] == ends[0] == -signal.SIGINT
+
+
+def _end_after_ctrl_c(command: Sequence[str]) -> int:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], list(command), environment())
+    with os.fdopen(terminal, "r+b", buffering=0) as screen:
+        shown = b""
+        while b"step 1 " not in shown:
+            shown += screen.read(1000)
+        screen.write(b"\x03")
+        try:
+            while screen.read(1000):
+                pass
+        except OSError:
+            pass  # the terminal's last reader has gone
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def test_a_training_outlives_a_wrapper_that_is_killed(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    command = [*watchdog(tmp_path), *TORCHRUN, SCRIPT, "--steps", "60", "--step-time-s", "0.05", "--done-file", str(done)]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("step 0 ")
+    process.kill()
+    process.wait(TIMEOUT_S)
+    eventually(done.exists, "the training went on to its end")
+    process.stdout.close()
+
+
+def test_stdin_reaches_the_command(tmp_path: Path) -> None:
+    done = run([*watchdog(tmp_path), *PYTHON, "-c", "print(input())"], input="hello\n")
+    assert done.stdout == "hello\n"
+
+
+@pytest.mark.parametrize("options", [("--dir", "/dev/null/runs")])
+def test_where_nothing_of_ours_can_start_the_command_runs_all_the_same(options: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(
+        [*watchdog(tmp_path), *options, *PYTHON, "-c", "import os; print(os.environ.get('TORCH_WATCHDOG_AGENT')); raise SystemExit(3)"]
+    )
+    assert (done.returncode, done.stdout) == (3, "None\n")
+    assert done.stderr.count("\n") == 1 and "runs without the watchdog" in done.stderr
+
+
+def test_a_python_that_keeps_us_out_is_reported_and_not_passed_over_in_silence(tmp_path: Path) -> None:
+    done = run([*watchdog(tmp_path), *PYTHON, "-I", "-c", "print('ran')"])
+    assert done.returncode == 0 and done.stdout == "ran\n"
+    assert "0 of 1 ranks reported, so nothing was watched" in done.stderr
+
+
+def test_a_run_leaves_its_record_and_nothing_else_behind(tmp_path: Path) -> None:
+    before = folders_of_launches()
+    done = run([*watchdog(tmp_path, "--policy", "observe"), *PYTHON, SCRIPT])
+    record = job_json(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (record["schema_version"], record["job"], record["policy"], record["exit_code"]) == (1, "job", "observe", 0)
+    assert record["exit_reason"] == "finished" and record["started"] < record["ended"]
+    assert record["command"] == [*PYTHON, SCRIPT]
+    assert "PATH" in record["environment"] and os.environ["PATH"] not in json.dumps(record)
+    assert folders_of_launches() <= before
+
+
+def test_a_second_run_of_one_name_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run([*watchdog(tmp_path), *PYTHON, "-c", ""]).returncode == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["job", "job.2"]
+
+
+def test_the_watchdog_inside_the_watchdog_adds_nothing(tmp_path: Path) -> None:
+    inner = [sys.executable, "-m", "torch_watchdog.cli", "--dir", str(tmp_path / "inner"), *PYTHON, "-c", "print('ran')"]
+    done = run([*watchdog(tmp_path), *inner])
+    assert done.stdout == "ran\n" and not (tmp_path / "inner").exists()

@@ -1,0 +1,58 @@
+"""A tiny training for the tests of a launch: exact losses on stdout, then an end as the arguments ask for it."""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--step-time-s", type=float, default=0.0)
+    parser.add_argument("--exit", type=int, default=0)
+    parser.add_argument("--die-by", type=int)
+    parser.add_argument("--fail-first-attempt", action="store_true")
+    parser.add_argument("--done-file", type=Path)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    rank = int(os.environ.get("RANK", "0"))
+    model = nn.Sequential(nn.Embedding(32, 8), nn.Flatten(), nn.Linear(32, 4))
+    if world_size > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = TensorDataset(torch.randint(0, 32, (options.steps * 4 * world_size, 4)), torch.randint(0, 4, (options.steps * 4 * world_size,)))
+    sampler = DistributedSampler(data, num_replicas=world_size, rank=rank, shuffle=False)
+    for step, (tokens, labels) in enumerate(DataLoader(data, batch_size=4, sampler=sampler)):
+        loss = nn.functional.cross_entropy(model(tokens), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0:
+            print(f"step {step} loss {loss.item().hex()}", flush=True)
+        time.sleep(options.step_time_s)
+    if world_size > 1:
+        dist.destroy_process_group()
+    if options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+        sys.exit(9)
+    if options.done_file and rank == 0:
+        options.done_file.write_text("done")
+    if options.die_by:
+        os.kill(os.getpid(), signal.Signals(options.die_by))
+    sys.exit(options.exit)
+
+
+if __name__ == "__main__":
+    main()
