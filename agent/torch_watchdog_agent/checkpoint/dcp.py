@@ -7,7 +7,6 @@ tensors that differ between ranks into `rank-R.*`. Knows nothing of orders, mani
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed.checkpoint as torch_dcp
 
 from torch_watchdog_agent.checkpoint.files import digested, sync
 from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
+from torch_watchdog_agent.checkpoint.guard import quietly
 from torch_watchdog_agent.checkpoint.part import SavedPart, empty_folder
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
@@ -39,7 +39,8 @@ def write(
 ) -> SavedPart:
     """Write, flush and digest this rank's part. Collective."""
     peers.agree_own(lambda: empty_folder(directory) if peers.first else None)
-    state, left_out = peers.agree_own(lambda: gather_state(subjects.now()))
+    with quietly():
+        state, left_out = peers.agree_own(lambda: gather_state(subjects.now()))
     for line in left_out:
         say(f"not in the checkpoint: {line}")
     shared, own = split_own(state, peers)
@@ -78,8 +79,7 @@ def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:
 
 
 def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that there is one process only, or which of its own calls will change
+    with quietly():
         torch_dcp.save(shared, storage_writer=torch_dcp.FileSystemWriter(directory), process_group=peers.group)
 
 

@@ -6,6 +6,7 @@ training, and must pass through unseen. Knows nothing of torch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,3 +27,11 @@ def marked_busy() -> Iterator[None]:
         yield
     finally:
         _depth -= 1
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No warnings from torch's checkpoint code: they are about its own calls and mean nothing to the person who trains."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,7 @@ class Stored:
         return _sharded_like(like, dtype) if hasattr(like, "local_shards") else torch.empty_like(like, dtype=dtype, requires_grad=False)
 
     def _load(self, wanted: dict[str, Any]) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that there is one process only, or which of its own calls will change
-            torch_dcp.load(wanted, storage_reader=torch_dcp.FileSystemReader(self.path), process_group=self._group)
+        torch_dcp.load(wanted, storage_reader=torch_dcp.FileSystemReader(self.path), process_group=self._group)
 
 
 def load_state(stored: Stored, target: TrainingState) -> None:

@@ -43,7 +43,7 @@ def commit(partial: Path, final: Path, manifest: Mapping[str, Any], *, good: boo
     has another size. A checkpoint that is not good never takes the name of a good one.
     """
     _refuse_missing(partial, manifest["files"])
-    write_json(partial / MANIFEST, {**_versions(), **manifest, "good": good})
+    write_json(partial / MANIFEST, {**_defaults(manifest), **manifest, "good": good})
     sync(partial)
     place = final if good else final.with_name(f"{final.name}.not-good")
     if place.exists():
@@ -148,9 +148,9 @@ def _refuse_missing(partial: Path, files: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _versions() -> dict[str, Any]:
+def _defaults(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "format": "dcp",
+        "step": manifest["updates_applied"],
         "time_ns": time.time_ns(),
         "versions": {"torch": _version("torch"), "torch_watchdog": _version("torch-watchdog"), "python": platform.python_version()},
     }

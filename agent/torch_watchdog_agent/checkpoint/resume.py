@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.checkpoint import callback
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
-from torch_watchdog_agent.checkpoint.guard import marked_busy
+from torch_watchdog_agent.checkpoint.guard import marked_busy, quietly
 from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer
@@ -71,7 +71,7 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
     from torch_watchdog_agent.checkpoint.peers import peers_of
 
     rank, world_size = _rank_and_world(path)
-    with marked_busy(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
+    with marked_busy(), quietly(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
         manifest = peers.agree_own(lambda: _accepted(path, peers))
         mine, is_own = peers.agree_own(lambda: _rank_file(path, manifest, peers, needs_position=loader is not None))
         peers.agree_own(lambda: _load(path, manifest, target, mine, peers))

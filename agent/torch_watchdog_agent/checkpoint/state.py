@@ -10,7 +10,6 @@ from the modules, the state from `Optimizer.state_dict()` (for FSDP1 from `Fully
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -137,11 +136,9 @@ def fsdp1_model(optimizer: Any, models: tuple[Any, ...]) -> Any | None:
 @contextmanager
 def sharded_fsdp1(model: Any) -> Iterator[None]:
     """FSDP1 hands out and takes shards inside, not full tensors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        config, optim_config = ShardedStateDictConfig(), ShardedOptimStateDictConfig()
-        with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, config, optim_config):
-            yield
+    config, optim_config = ShardedStateDictConfig(), ShardedOptimStateDictConfig()
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, config, optim_config):
+        yield
 
 
 def _fsdp1_optimizer_state(optimizer: Any, model: Any) -> dict[str, Any]:

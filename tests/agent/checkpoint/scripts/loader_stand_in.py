@@ -19,7 +19,9 @@ def position() -> LoaderPosition:
 def tracked(loader, epoch):
     """Iterate one epoch; the first one after `resume_at` begins where the position says."""
     start = _pending.pop() if _pending else None
-    if start is not None and start.epoch == epoch and start.rng_at_iter is not None:
+    if start is not None and start.rng_at_iter is None:
+        start = None  # no iterator had been made: there is nothing to redo
+    if start is not None:
         start.rng_at_iter.restore()
     _now.update(epoch=epoch, batches=0, rng_at_iter=RngState.capture())
     batches = iter(loader)

@@ -102,6 +102,12 @@ def digest(tensors: list[torch.Tensor]) -> str:
     return whole.hexdigest()
 
 
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    entries = [value for param in params for _, value in sorted(optimizer.state.get(param, {}).items())]
+    return [value for value in entries if isinstance(value, torch.Tensor)]
+
+
 def save(args: argparse.Namespace, subjects: Subjects, step: int) -> None:
     position = loader_stand_in.position()
     partial = Path(args.dir) / f"step-{step}.partial"
@@ -195,7 +201,7 @@ def run(args, model, optimizer, scheduler, scaler, loader, subjects) -> None:
                 next(model.parameters()).data.view(-1)[:1] = float("nan")
             if step == args.save_after:
                 save(args, subjects, step)
-    state = [*model.parameters(), *model.buffers()] + [v for e in optimizer.state.values() for v in e.values() if isinstance(v, torch.Tensor)]
+    state = [*model.parameters(), *model.buffers(), *optimizer_tensors(optimizer)]
     result = {"losses": losses, "state": digest(state), "lr": [g["lr"] for g in optimizer.param_groups], "scale": scaler.state_dict(), "draw": [random.random(), float(np.random.rand()), float(torch.rand(()))]}
     Path(f"{args.out}.{RANK}.json").write_text(json.dumps(result))
 

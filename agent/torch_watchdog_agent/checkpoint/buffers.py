@@ -1,0 +1,173 @@
+"""Copies of the buffers that change while a model trains, kept from the start of one update window to its end.
+
+Owns learning which buffers those are, and the copies. A buffer counts as changing when it is a normalisation layer's statistic (torch's
+kernels write those without raising the tensor's version), or when its version or identity has changed between two windows. For the first
+few windows every small buffer is kept, so that a veto does not find the learning unfinished. No synchronisation: copies run on the
+device's own stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_LEARNING_WINDOWS = 4
+_SMALL_BYTES = 1 << 20
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class _Slot:
+    """One place in one module. `copy` is None while the buffer is only watched."""
+
+    __slots__ = ("changes", "copy", "holder", "key", "name", "tensor", "version")
+
+    def __init__(self, name: str, holder: dict[str, Any], key: str) -> None:
+        self.name, self.holder, self.key = name, holder, key
+        self.tensor = holder[key]
+        self.version = _version(self.tensor)
+        self.copy: Any = None
+        self.changes = key in _STATISTICS
+
+
+class Buffers:
+    """The buffers of some models. Made anew whenever the models change."""
+
+    def __init__(self, models: Iterable[Any], *, max_bytes: int, say: Callable[[str], None]) -> None:
+        self._slots = [slot for model in models for slot in _slots_of(model)]
+        self._max_bytes = max_bytes
+        self._say = say
+        self._windows = 0
+        self._watched: list[_Slot] = []
+        self._kept: list[_Slot] = []
+        self._batches: list[tuple[list[Any], list[Any]]] = []
+        self._choose()
+
+    def keep(self) -> None:
+        """Copy what changes. About 1 us a buffer on the CPU; a handful of launches on a GPU."""
+        self._windows += 1
+        if self._noticed_change() or self._windows == _LEARNING_WINDOWS:
+            self._choose()
+        import torch
+
+        with torch.no_grad():
+            for copies, tensors in self._batches:
+                torch._foreach_copy_(copies, tensors)
+
+    def put_back(self) -> None:
+        """Give every kept buffer the content, and the tensor, that it had at the last `keep`."""
+        import torch
+
+        with torch.no_grad():
+            for copies, tensors in self._batches:
+                torch._foreach_copy_(tensors, copies)
+        for slot in self._kept:
+            slot.holder[slot.key] = slot.tensor
+            slot.version = _version(slot.tensor)
+
+    def present(self) -> Callable[[], None]:
+        """Copy the same buffers as they are now; the function that is returned puts that back. For once in a while: it allocates."""
+        import torch
+
+        slots = [(slot.holder, slot.key, tensor) for slot in self._kept if (tensor := slot.holder.get(slot.key)) is not None]
+        copies = [_local(tensor).detach().clone() for _, _, tensor in slots]
+
+        def put_present_back() -> None:
+            with torch.no_grad():
+                for (holder, key, tensor), copy in zip(slots, copies, strict=True):
+                    _local(tensor).copy_(copy)
+                    holder[key] = tensor
+
+        return put_present_back
+
+    @property
+    def too_large(self) -> tuple[str, ...]:
+        """Buffers that change and are not kept, because all copies together would be too large."""
+        return tuple(slot.name for slot in self._watched if slot.changes)
+
+    def _noticed_change(self) -> bool:
+        """Look at every slot; True where the choice of what to keep must be made anew."""
+        anew = False
+        for slot in self._watched:
+            tensor = slot.holder.get(slot.key)
+            if tensor is not slot.tensor or _version(tensor) != slot.version:
+                anew |= not slot.changes
+                _note_change(slot, tensor)
+        for slot in self._kept:
+            tensor = slot.holder.get(slot.key)
+            if tensor is not slot.tensor:
+                anew = True
+                _note_change(slot, tensor)
+            elif not slot.changes and _version(tensor) != slot.version:
+                _note_change(slot, tensor)
+        return anew
+
+    def _choose(self) -> None:
+        learning = self._windows < _LEARNING_WINDOWS
+        known_too_large = set(self.too_large)
+        present = [slot for slot in self._slots if slot.tensor is not None]
+        wanted = [slot for slot in present if slot.changes or (learning and _bytes(slot.tensor) <= _SMALL_BYTES)]
+        self._kept = _that_fit(wanted, self._max_bytes)
+        kept = set(map(id, self._kept))
+        self._watched = [slot for slot in self._slots if id(slot) not in kept]
+        for slot in self._watched:
+            slot.copy = None
+        for slot in self._kept:
+            slot.copy = slot.copy if _alike(slot.copy, slot.tensor) else _local(slot.tensor).detach().clone()
+        self._batches = _by_kind(self._kept)
+        for name in self.too_large:
+            if name not in known_too_large:
+                self._say(f"buffer {name} changes in training and is too large to keep a copy of: a vetoed step does not put it back")
+
+
+def _slots_of(model: Any) -> list[_Slot]:
+    named = ((f"{path}.{key}" if path else key, module, key) for path, module in model.named_modules() for key in module._buffers)
+    return [_Slot(name, module._buffers, key) for name, module, key in named if module._buffers[key] is not None]
+
+
+def _note_change(slot: _Slot, tensor: Any) -> None:
+    slot.changes, slot.tensor, slot.version = True, tensor, _version(tensor)
+
+
+def _version(tensor: Any) -> int:
+    try:
+        version: int = tensor._version
+    except (RuntimeError, AttributeError):  # an inference tensor has none, and a buffer may be None
+        return -1
+    return version
+
+
+def _that_fit(slots: list[_Slot], max_bytes: int) -> list[_Slot]:
+    """The smaller ones first, until the budget is spent; in the order that they came in."""
+    fitting: set[int] = set()
+    for slot in sorted(slots, key=lambda slot: _bytes(slot.tensor)):
+        max_bytes -= _bytes(slot.tensor)
+        if max_bytes < 0:
+            break
+        fitting.add(id(slot))
+    return [slot for slot in slots if id(slot) in fitting]
+
+
+def _by_kind(slots: list[_Slot]) -> list[tuple[list[Any], list[Any]]]:
+    """(copies, tensors) of one device and dtype each: then one launch copies many."""
+    kinds: dict[tuple[Any, Any], tuple[list[Any], list[Any]]] = {}
+    for slot in slots:
+        tensor = _local(slot.tensor).detach()
+        copies, tensors = kinds.setdefault((tensor.device, tensor.dtype), ([], []))
+        copies.append(slot.copy)
+        tensors.append(tensor)
+    return list(kinds.values())
+
+
+def _alike(copy: Any, tensor: Any) -> bool:
+    local = _local(tensor)
+    return copy is not None and copy.shape == local.shape and copy.dtype == local.dtype and copy.device == local.device
+
+
+def _bytes(tensor: Any) -> int:
+    local = _local(tensor)
+    size: int = local.numel() * local.element_size()
+    return size
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

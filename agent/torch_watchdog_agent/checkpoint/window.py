@@ -1,0 +1,133 @@
+"""What an update window may change besides the parameters, kept at its start, so that a vetoed window leaves no trace.
+
+Owns one copy: generators, the buffers that change, schedulers with the values that they set in the optimizers, and loss scalers. Runs in the
+training loop once per window and does not synchronise with a device. State that the user's own code holds is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch_watchdog_agent.checkpoint.buffers import Buffers
+from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_schedulers
+
+_MAX_BUFFER_BYTES = 64 << 20
+_AS_IT_IS = (int, float, bool, str, type(None))
+
+
+class WindowState:
+    """`opened()` at the window's first hand-over, `restore()` once the window was vetoed."""
+
+    def __init__(self, subjects: Subjects, *, say: Callable[[str], None], max_buffer_bytes: int = _MAX_BUFFER_BYTES) -> None:
+        self._subjects = subjects
+        self._say = say
+        self._max_buffer_bytes = max_buffer_bytes
+        self._generation = -1
+        self._buffers: Buffers | None = None
+        self._kept: _Moment | None = None
+
+    def opened(self) -> None:
+        """Keep the state of this moment in place of the last window's."""
+        subjects = self._subjects
+        if subjects.generation != self._generation:
+            self._follow()
+        self._kept = _moment(subjects)
+        if self._buffers is not None:
+            self._buffers.keep()
+
+    def restore(self) -> None:
+        """Put everything back to where it was when the window opened. May be called again."""
+        if self._kept is None:
+            return
+        if self._buffers is not None:
+            self._buffers.put_back()
+        self._kept.put_back()
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """The body sees the state of the window's start; after it everything is as it was before. For a save in the middle of a window."""
+        present = _moment(self._subjects)
+        put_buffers_back = None if self._buffers is None else self._buffers.present()
+        self.restore()
+        try:
+            yield
+        finally:
+            if put_buffers_back is not None:
+                put_buffers_back()
+            present.put_back()
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What `restore` does not put back, in words."""
+        large = () if self._buffers is None else tuple(f"buffer {name}: too large to keep" for name in self._buffers.too_large)
+        return large + ("anything that the script itself holds",)
+
+    def _follow(self) -> None:
+        # Looking for the models may need a search through all objects: once, when an optimizer has stepped for the first time.
+        models = self._subjects.models() if self._subjects.optimizers() else ()
+        self._buffers = Buffers(models, max_bytes=self._max_buffer_bytes, say=self._say) if models else None
+        self._generation = self._subjects.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """Everything but the buffers. Pairs of a living namespace and what was in it."""
+
+    rng: RngState
+    namespaces: list[tuple[dict[str, Any], dict[str, Any]]]
+
+    def put_back(self) -> None:
+        for living, kept in self.namespaces:
+            for key, value in kept.items():
+                living[key] = _as_it_was(value)
+        self.rng.restore()
+
+
+def _moment(subjects: Subjects) -> _Moment:
+    groups = [group for optimizer in subjects.optimizers() for group in optimizer.param_groups]
+    attributes = [item.__dict__ for item in (*_all_schedulers(subjects), *subjects.scalers())]
+    return _Moment(rng=RngState.capture(), namespaces=[(living, _kept_namespace(living)) for living in groups + attributes])
+
+
+def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:
+    """Containers and tensors copied; what the values refer to (parameters, the optimizer, functions) is not."""
+    return {key: value if type(value) in _AS_IT_IS else _kept(value) for key, value in living.items() if key != "params"}
+
+
+def _all_schedulers(subjects: Subjects) -> list[Any]:
+    return [found for scheduler in subjects.schedulers() for found in (scheduler, *inner_schedulers(scheduler))]
+
+
+def _kept(value: Any) -> Any:
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return value
+    if kind in (list, tuple):
+        return kind(_kept(item) for item in value)
+    if kind is dict:
+        return {key: _kept(item) for key, item in value.items()}
+    return _Tensor(value) if hasattr(value, "_version") else value
+
+
+class _Tensor:
+    """A tensor and what was in it: both are put back, because others may hold the same tensor."""
+
+    __slots__ = ("copy", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.copy = tensor, tensor.detach().clone()
+
+
+def _as_it_was(value: Any) -> Any:
+    if isinstance(value, _Tensor):
+        value.tensor.detach().copy_(value.copy)
+        return value.tensor
+    if type(value) in (list, tuple):
+        return type(value)(_as_it_was(item) for item in value)
+    if type(value) is dict:
+        return {key: _as_it_was(item) for key, item in value.items()}
+    return value
