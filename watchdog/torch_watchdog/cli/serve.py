@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import click
@@ -21,6 +22,7 @@ DEFAULT_PORT = 9470
 def command(context: click.Context, /, port: int, **_: object) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
     config = settings(context)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would print its own lines about a port in use, before our sentence
     from torch_watchdog.daemon.config import DaemonConfig
     from torch_watchdog.daemon.embedded import EmbeddedDaemon
 
