@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "BadJobNameError",
     "ConfigError",
     "DaemonRefusedError",
     "DaemonStartError",
@@ -67,6 +68,16 @@ class UnknownJobError(WatchdogError):
         names = ", ".join(known[:10]) or "none"
         super().__init__(f"there is no job {job!r} here (known: {names}): see `watchdog jobs`, or pass the --dir that the launch was given")
         self.job, self.known = job, known
+
+
+class BadJobNameError(WatchdogError):
+    """A name that cannot be a folder's, a label's and a word on a command line at once."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(
+            f"{job[:120]!r} cannot be a job's name: use up to 100 letters, digits, '.', '_' and '-', the first a letter or digit"
+        )
+        self.job = job
 
 
 class JobNameTakenError(WatchdogError):

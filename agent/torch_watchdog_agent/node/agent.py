@@ -1,26 +1,86 @@
-"""START HERE for the node process: its thread, its event loop, its parts."""
+"""START HERE for the node process: its thread and its event loop. What runs on the loop is `work.py`.
+
+Owns the thread and the time that its end may take. Knows nothing of rings, ranks or gRPC.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import threading
 from collections.abc import Callable
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
+from torch_watchdog_agent.node.work import NodeWork
+from torch_watchdog_proto.loops import quiet_grpc_noise
 
 __all__ = ["NodeAgent"]
 
+_START_TIMEOUT_S = 20.0
+_CLOSE_TIMEOUT_S = 3.0
+
 
 class NodeAgent:
-    """Speaks for the ranks of one node. All of it runs in one thread with its own event loop; nothing here raises into the launcher."""
+    """Speaks for the ranks of one node. All of it runs in one thread with its own event loop."""
 
     def __init__(self, config: NodeConfig, *, say: Callable[[str], None]) -> None:
         """`say` gets one line for the terminal, with its `[torch-watchdog]` prefix; it is called from the agent's thread."""
+        self._config = config
+        self._say_line = say
+        self._ready: concurrent.futures.Future[tuple[NodeWork, asyncio.AbstractEventLoop]] = concurrent.futures.Future()
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="torch-watchdog-node", daemon=True)
 
     def start(self) -> None:
-        """Opens `runtime_dir/control.sock`, then begins to read rings and to report. Returns once the socket listens, so that ranks can be started."""
+        """Opens `runtime_dir/control.sock`, then begins to read rings and to report. Returns once the socket listens, so that ranks can be started.
+
+        Raises OSError where it cannot listen.
+        """
+        self._thread.start()
+        self._ready.result(_START_TIMEOUT_S)
 
     def finish(self, exit_code: int, signal: int | None = None, *, timeout_s: float = 10.0) -> JobOutcome:
         """Call once the wrapped command has ended: reads what the rings still hold, reports it, asks the daemon how the job ended.
 
-        Returns within `timeout_s`, whatever the daemon does; then with `exit_code=None` and a line that says what is missing.
+        Returns within `timeout_s` (and a moment), whatever the daemon does; then with `exit_code=None` and a line that says what is missing.
         """
-        raise NotImplementedError
+        work, loop = self._ready.result(timeout=0)
+        try:
+            ending = asyncio.run_coroutine_threadsafe(work.end(exit_code, signal), loop)
+            return ending.result(timeout_s)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            line = f"the daemon did not answer within {timeout_s:g} s: the last records are missing, and what it found is not known here"
+            return JobOutcome(exit_code=None, lines=(line,))
+        except Exception as error:  # noqa: BLE001 - the command has ended, and must end as it did
+            return JobOutcome(exit_code=None, lines=(f"the node agent failed ({error}): what was found is not known here",))
+        finally:
+            self._close(loop)
+
+    def _say(self, line: str) -> None:
+        self._say_line(f"[torch-watchdog] {line}")
+
+    def _close(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._stop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # noqa: BLE001 - start() raises it, or the terminal gets a line
+            if self._ready.done():
+                self._say(f"the node agent has failed ({error}): the training goes on, unwatched")
+            else:
+                self._ready.set_exception(error)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(quiet_grpc_noise)
+        self._stop = asyncio.Event()
+        work = NodeWork(self._config, say=self._say)
+        await work.open()
+        self._ready.set_result((work, loop))
+        try:
+            await self._stop.wait()
+        finally:
+            await work.close()

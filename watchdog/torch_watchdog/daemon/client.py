@@ -1,53 +1,94 @@
-"""Asking a running daemon, for the command line: synchronous, one call a question."""
+"""Asking a running daemon, for the command line: synchronous, one call a question.
+
+Owns the channel and turns every status into one of our errors. Knows nothing of what the answers mean.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self, TypeVar, cast
 
+import grpc
+
+from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, UnknownJobError
+from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import JobStatus, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
+from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
 
 __all__ = ["DaemonClient"]
+
+_T = TypeVar("_T")
+_TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the name of a metadata entry
+_MAX_MESSAGE_BYTES = 64 << 20
+_UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED})
 
 
 class DaemonClient:
     """`address` is `unix:PATH` or `HOST:PORT`. Every method raises DaemonUnreachableError, UnknownJobError or DaemonRefusedError (all WatchdogError)."""
 
-    def __init__(self, address: str, *, token: str = "", timeout_s: float = 5.0) -> None: ...
+    def __init__(self, address: str, *, token: str = "", timeout_s: float = 5.0) -> None:
+        self._address, self._timeout_s = address, timeout_s
+        self._metadata = ((_TOKEN_KEY, token),) if token else ()
+        options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
+        self._channel = grpc.insecure_channel(address, options=options)
+        self._stub = query_pb2_grpc.QueryStub(self._channel)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job that this daemon knows, newest first; without their ranks."""
-        raise NotImplementedError
+        answer = self._ask("", lambda call: self._stub.ListJobs(query_pb2.ListJobsRequest(), **call))
+        return tuple(codec.read_plain_message(job) for job in answer.jobs)
 
     def job(self, name: str) -> JobStatus:
         """One job with its ranks."""
-        raise NotImplementedError
+        answer = self._ask(name, lambda call: self._stub.GetJob(query_pb2.JobRequest(job=name), **call))
+        return cast("JobStatus", codec.read_plain_message(answer))
 
     def incidents(self, name: str) -> tuple[Mapping[str, Any], ...]:
         """The job's incidents as their JSON objects, oldest first."""
-        raise NotImplementedError
+        answer = self._ask(name, lambda call: self._stub.ListIncidents(query_pb2.JobRequest(job=name), **call))
+        return tuple(json.loads(text) for text in answer.incidents_json)
 
     def steps(
         self, name: str, rank: int | None = None, first_step: int | None = None, last_step: int | None = None
     ) -> tuple[StepBlock, ...]:
         """The blocks that hold any step of the range (inclusive), in the order in which they came."""
-        raise NotImplementedError
+        request = query_pb2.GetStepsRequest(job=name, rank=rank, first_step=first_step, last_step=last_step)
+        return self._ask(name, lambda call: tuple(map(codec.read_plain_message, self._stub.GetSteps(request, **call))))
 
     def request(self, name: str, kind: OrderKind, *, by: str, reason: str = "") -> OrderAnswer:
         """Asks the job for a clean stop or a checkpoint."""
-        raise NotImplementedError
+        request = query_pb2.OrderRequest(job=name, kind=kind, by=by, reason=reason)
+        return cast("OrderAnswer", codec.read_plain_message(self._ask(name, lambda call: self._stub.RequestOrder(request, **call))))
 
     def contract(self, name: str, rank: int = 0) -> Mapping[str, Any]:
         """What the rank has learned about its batches, as it wrote it to `contract/rank-R.json`."""
-        raise NotImplementedError
+        request = query_pb2.ContractRequest(job=name, rank=rank)
+        answer = self._ask(name, lambda call: self._stub.GetContract(request, **call))
+        return cast("Mapping[str, Any]", json.loads(answer.contract_json))
 
     def close(self) -> None:
         """Closes the channel."""
+        self._channel.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _ask(self, job: str, question: Callable[[dict[str, Any]], _T]) -> _T:
+        try:
+            return question({"timeout": self._timeout_s, "metadata": self._metadata})
+        except grpc.RpcError as error:
+            self._raise(job, error)
+
+    def _raise(self, job: str, error: grpc.RpcError) -> NoReturn:
+        status = error.code()
+        if status in _UNREACHABLE:
+            raise DaemonUnreachableError(self._address, self._timeout_s) from error
+        if status is grpc.StatusCode.NOT_FOUND:
+            raise UnknownJobError(job) from error
+        raise DaemonRefusedError(self._address, error.details() or status.name) from error

@@ -24,4 +24,5 @@ class DaemonConfig:
     token: str = ""
     grace_s: float = 300.0
     max_message_bytes: int = 8 << 20
-    max_pending_writes: int = 10_000
+    max_pending_writes: int = 2_000
+    max_ended_jobs: int = 200

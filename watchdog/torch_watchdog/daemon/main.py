@@ -1,12 +1,85 @@
-"""START HERE for the daemon."""
+"""START HERE for the daemon: open the store, wire the services, listen, keep time, close.
+
+Owns the daemon's life; every part is one call down. Runs on one event loop, which never waits for a disk.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
 from torch_watchdog.daemon.config import DaemonConfig
+from torch_watchdog.daemon.ingest import Ingest
+from torch_watchdog.daemon.listen import bind, new_server
+from torch_watchdog.daemon.query_service import QueryService
+from torch_watchdog.daemon.services import ControlService, TelemetryService
+from torch_watchdog.store.background import BackgroundWriter
+from torch_watchdog.store.index import BlockIndex
+from torch_watchdog_proto.v1 import control_pb2_grpc, query_pb2_grpc, telemetry_pb2_grpc
 
 __all__ = ["run_daemon"]
 
+_LONGEST_SLEEP_S = 1.0
+_STOP_GRACE_S = 0.5  # for calls under way
+_FLUSH_S = 10.0  # for what is still to be written
 
-async def run_daemon(config: DaemonConfig) -> None:
-    """Serves until cancelled. Raises DaemonStartError where it cannot listen."""
-    raise NotImplementedError
+
+async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ...]], None], say: Callable[[str], None]) -> None:
+    """Serves until cancelled. `listening` gets the addresses once they answer. Raises DaemonStartError where it cannot listen."""
+    wake = asyncio.Event()
+    clock = steady_clock()
+    with _store(config, say) as (writer, index):
+        ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set)
+        async with _serving(config, ingest, index) as addresses:
+            listening(addresses)
+            await _keep_time(ingest, wake, clock)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch that never go back, whatever is done to the system's clock meanwhile."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
+
+
+@contextlib.contextmanager
+def _store(config: DaemonConfig, say: Callable[[str], None]) -> Any:
+    writer = BackgroundWriter(max_pending=config.max_pending_writes, say=say)
+    index = BlockIndex.open(config.index_file) if config.index_file is not None else None
+    if config.index_file is not None and index is None:
+        say(f"the index {config.index_file} cannot be opened: looking up steps takes longer, nothing else changes")
+    try:
+        yield writer, index
+    finally:
+        if not writer.close(_FLUSH_S):
+            say(f"the run directory did not take the last records within {_FLUSH_S:g} s: they are lost")
+        if index is not None:
+            index.close()
+
+
+@contextlib.asynccontextmanager
+async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | None) -> AsyncIterator[tuple[str, ...]]:
+    server = new_server(config.max_message_bytes)
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, token=config.token), server)
+    control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, token=config.token), server)
+    query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, index=index, token=config.token), server)
+    addresses = tuple(bind(server, address) for address in config.listen)
+    await server.start()
+    try:
+        yield addresses
+    finally:
+        await server.stop(_STOP_GRACE_S)
+        ingest.close()
+
+
+async def _keep_time(ingest: Ingest, wake: asyncio.Event, clock: Callable[[], float]) -> None:
+    """Ticks when a deadline has come; wakes early where an event has brought a nearer one."""
+    while True:
+        ingest.tick()
+        wake.clear()
+        deadline = ingest.next_deadline()
+        sleep_s = _LONGEST_SLEEP_S if deadline is None else min(_LONGEST_SLEEP_S, max(0.01, deadline - clock()))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(wake.wait(), sleep_s)

@@ -125,14 +125,14 @@ class Job:
 
     def _on_report(self, node: str, report: m.NodeReport, now: float) -> tuple[Effect, ...]:
         effects: list[Effect] = []
-        for event in report.events:
-            effects += self._begin_attempt(event.attempt, now)
-            if event.attempt == self._attempt:
-                effects += self._on_rank_event(node, event, now)
         for block in report.blocks:
             effects += self._begin_attempt(block.attempt, now)
             if block.attempt == self._attempt:
                 self._record(node, block, now)
+        for event in report.events:
+            effects += self._begin_attempt(event.attempt, now)
+            if event.attempt == self._attempt:
+                effects += self._on_rank_event(node, event, now)
         return (*effects, *self._judge(now))
 
     def _record(self, node: str, block: m.StepBlock, now: float) -> None:

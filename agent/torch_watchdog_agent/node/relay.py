@@ -1,0 +1,150 @@
+"""The unix socket where this node's ranks speak and hear: their messages go up to the daemon, orders come down.
+
+Owns `control.sock` and one connection per rank. Whoever connects must be this user (SO_PEERCRED) and begin with a RankHello; bytes that are no frame
+close that one connection and nothing else. Knows nothing of what messages mean, except who says them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from torch_watchdog_proto.codec import MalformedMessageError, control_message
+from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
+from torch_watchdog_proto.frames import Decoder, FrameError, encode
+from torch_watchdog_proto.messages import RankHello, RankMessage
+
+__all__ = ["Relay"]
+
+_HELLO_TIMEOUT_S = 10.0
+_LAST_WORDS_S = 0.5  # of ranks that have ended: what they said is still in their sockets
+_MAX_CONNECTIONS = 2048
+_MAX_UNSENT_BYTES = 4 << 20  # a rank that does not read has more trouble than we can help with
+_PEER = struct.Struct("3i")
+
+
+class Relay:
+    """`on_up` gets what ranks say and that they are gone, in order, on the loop's thread."""
+
+    def __init__(self, folder: Path, *, on_up: Callable[[ControlUp], None]) -> None:
+        self._path = folder / "control.sock"
+        self._on_up = on_up
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._ranks: dict[tuple[int, int], _Rank] = {}  # (attempt, rank)
+
+    async def open(self) -> None:
+        """Listens from here on. Raises OSError."""
+        _make_private(self._path.parent)
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._accept, self._path, backlog=_MAX_CONNECTIONS)
+        self._path.chmod(0o600)
+
+    async def close(self) -> None:
+        """No more connections; those that are open end, and their ranks are told up as lost."""
+        if self._server is not None:
+            self._server.close()
+        if self._connections:
+            await asyncio.wait(tuple(self._connections), timeout=_LAST_WORDS_S)
+        for task in tuple(self._connections):
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(tuple(self._connections), timeout=1.0)
+        with suppress(OSError):
+            self._path.unlink()
+
+    def hellos(self) -> tuple[RankSaid, ...]:
+        """The last hello of every rank that is connected, for a daemon that has not heard them."""
+        return tuple(RankSaid(attempt=attempt, message=rank.hello) for (attempt, _), rank in self._ranks.items())
+
+    def tell(self, order: TellRank) -> None:
+        """Passes an order on; one for a rank that is not here is dropped, as if it had come too late."""
+        rank = self._ranks.get((order.attempt, order.rank))
+        if rank is not None:
+            rank.send(order)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= _MAX_CONNECTIONS or not _is_own_user(writer):
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, FrameError, MalformedMessageError, TimeoutError, asyncio.CancelledError):
+            pass  # the rank is gone, or it is none of ours
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = Decoder()
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            first, *more = await _messages(reader, decoder)
+        if not isinstance(first, RankHello):
+            raise FrameError("the first message of a rank is its hello")
+        rank = _Rank(first, writer)
+        key = (first.attempt, first.rank)
+        self._ranks[key] = rank
+        try:
+            self._pass_up(rank, [first, *more])
+            while messages := await _messages(reader, decoder):
+                self._pass_up(rank, messages)
+        finally:
+            if self._ranks.get(key) is rank:
+                del self._ranks[key]
+                self._on_up(RankLost(attempt=first.attempt, rank=first.rank, pid=first.pid))
+
+    def _pass_up(self, rank: _Rank, messages: list[RankMessage]) -> None:
+        for message in messages:
+            if message.rank != rank.hello.rank:
+                raise FrameError(f"rank {rank.hello.rank} speaks as rank {message.rank}")
+            said = RankSaid(attempt=rank.hello.attempt, message=message)
+            control_message(said)  # what would not pass the wire ends here, at the one connection that said it
+            self._on_up(said)
+
+
+class _Rank:
+    """One connected rank."""
+
+    def __init__(self, hello: RankHello, writer: asyncio.StreamWriter) -> None:
+        self.hello = hello
+        self._writer = writer
+
+    def send(self, order: TellRank) -> None:
+        transport = self._writer.transport
+        if transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            transport.abort()
+        else:
+            with suppress(FrameError):
+                self._writer.write(encode(order.order))
+
+
+async def _messages(reader: asyncio.StreamReader, decoder: Decoder) -> list[RankMessage]:
+    """The next messages, at least one; none at the end of the stream."""
+    while data := await reader.read(1 << 16):
+        messages = decoder.feed(data)
+        if any(not hasattr(message, "rank") for message in messages):
+            raise FrameError("a rank sends no orders")
+        if messages:
+            return messages  # type: ignore[return-value]  # each has a rank, so none is an order
+    return []
+
+
+def _is_own_user(writer: asyncio.StreamWriter) -> bool:
+    peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, uid, _ = _PEER.unpack(peer)
+    return bool(uid == os.getuid())
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"{folder} can be entered by others: a socket there would let them stop this job")

@@ -1,0 +1,248 @@
+"""The node's line to the daemon: one gRPC channel, two streams, and what happens when they break.
+
+Owns connection, backoff and resend. While the daemon is away reports wait in a bounded buffer, and control messages in a bounded queue; ranks train
+on. Says once that the daemon is lost and what that costs, and once that it is back. Knows nothing of what reports say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from torch_watchdog_agent.node.config import NodeConfig
+from torch_watchdog_agent.node.unacked import UnackedReports
+from torch_watchdog_proto import __version__, codec
+from torch_watchdog_proto.envelopes import ControlHello, ControlUp, GoodbyeAck, HelloAck, RankSaid, ReportAck, TellRank
+from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
+from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
+
+__all__ = ["DaemonLink"]
+
+_HELLO_TIMEOUT_S = 5.0
+_FIRST_BACKOFF_S = 0.1
+_MAX_WAITING_CONTROL = 10_000
+_TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the name of a metadata entry
+_FOR_GOOD = frozenset(
+    {
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit the backoff of the last
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", 8 << 20),
+]
+
+
+class _LinkLostError(Exception):
+    """The daemon ended a stream."""
+
+
+class DaemonLink:
+    """`on_order` gets orders on the loop's thread; `hellos` gives the hellos that a daemon must hear first on each connection."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        on_order: Callable[[TellRank], None],
+        hellos: Callable[[], Iterable[RankSaid]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._on_order, self._hellos, self._say = config, on_order, hellos, say
+        self._reports = UnackedReports(max_bytes=config.max_unacked_bytes)
+        self._control: deque[ControlUp] = deque(maxlen=_MAX_WAITING_CONTROL)
+        self._wake_reports, self._wake_control = asyncio.Event(), asyncio.Event()
+        self._goodbye: NodeGoodbye | None = None
+        self._control_ended = asyncio.Event()
+        self._outcome: asyncio.Future[GoodbyeAck | None] = asyncio.get_running_loop().create_future()
+        self._lost_since: float | None = None
+
+    def report(self, report: NodeReport) -> None:
+        """Queues a report; its number is given here."""
+        if not self._outcome.done():
+            self._reports.add(report)
+            self._wake_reports.set()
+
+    def tell(self, message: ControlUp) -> None:
+        """Queues a control message; the oldest gives way, because an order is ended by its deadline anyway."""
+        if not self._outcome.done():
+            self._control.append(message)
+            self._wake_control.set()
+
+    async def say_goodbye(self, goodbye: NodeGoodbye) -> GoodbyeAck | None:
+        """After everything that was queued before. None where the daemon has refused this node."""
+        self._goodbye = goodbye
+        self._wake_reports.set()
+        self._wake_control.set()
+        return await asyncio.shield(self._outcome)
+
+    async def run(self) -> None:
+        """Connects, and again whenever the line breaks, until the goodbye is answered or the daemon refuses for good."""
+        num_failures = 0
+        while not self._outcome.done():
+            try:
+                if await self._connect():
+                    num_failures = 0
+            except grpc.RpcError as error:
+                self._refused_or_lost(error)
+            except (_LinkLostError, TimeoutError, codec.MalformedMessageError) as error:
+                self._lost(str(error) or "no answer in time")
+            if not self._outcome.done():
+                await asyncio.sleep(self._backoff_s(num_failures))
+                num_failures += 1
+
+    def _backoff_s(self, num_failures: int) -> float:
+        """Full jitter: a thousand nodes must not knock at one moment."""
+        longest = min(self._config.max_backoff_s, _FIRST_BACKOFF_S * 2 ** min(num_failures, 16))
+        return random.uniform(longest / 2, longest)  # noqa: S311 - no secret
+
+    # One connection
+
+    async def _connect(self) -> bool:
+        """Serves one connection to its end. True where it had begun well. Raises what ended one that had not."""
+        begun = False
+        channel = grpc.aio.insecure_channel(self._config.daemon, options=_OPTIONS)
+        try:
+            metadata = ((_TOKEN_KEY, self._config.token),) if self._config.token else ()
+            telemetry = telemetry_pb2_grpc.TelemetryStub(channel).Report(metadata=metadata)
+            await self._say_hello(telemetry)
+            control = control_pb2_grpc.ControlStub(channel).Attach(metadata=metadata)
+            begun = True
+            self._found()
+            await control.write(codec.control_message(self._control_hello()))
+            await self._serve(telemetry, control)
+        except (grpc.RpcError, _LinkLostError, asyncio.InvalidStateError) as error:
+            if not begun or _is_for_good(error):
+                raise
+        finally:
+            await channel.close()
+        return begun
+
+    async def _say_hello(self, telemetry: Any) -> None:
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            with suppress(asyncio.InvalidStateError):  # refused already: reading says why
+                await telemetry.write(codec.node_message(self._hello()))
+            answer = codec.read_daemon_message(await _read(telemetry))
+        if not isinstance(answer, HelloAck):
+            raise _LinkLostError("the daemon did not answer the hello")
+        self._reports.reconnected(answer.next_seq)
+
+    async def _serve(self, telemetry: Any, control: Any) -> None:
+        self._control_ended.clear()
+        works = (
+            self._send_reports(telemetry), self._read_answers(telemetry),
+            self._send_control(control), self._read_orders(control),
+        )  # fmt: skip
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _send_reports(self, telemetry: Any) -> None:
+        while True:
+            self._wake_reports.clear()
+            while (report := self._reports.next_to_send()) is not None:
+                await telemetry.write(codec.node_message(report))
+            if self._goodbye is not None and self._control_ended.is_set():
+                await telemetry.write(codec.node_message(self._goodbye))
+                return
+            await self._wake_reports.wait()
+
+    async def _read_answers(self, telemetry: Any) -> None:
+        while True:
+            match codec.read_daemon_message(await _read(telemetry)):
+                case ReportAck(seq=seq):
+                    self._reports.acked(seq)
+                case GoodbyeAck() as outcome:
+                    self._end(outcome)
+                    return
+
+    async def _send_control(self, control: Any) -> None:
+        for hello in self._hellos():
+            await control.write(codec.control_message(hello))
+        while True:
+            self._wake_control.clear()
+            while self._control:
+                await control.write(codec.control_message(self._control[0]))
+                self._control.popleft()
+            if self._goodbye is not None:
+                await control.done_writing()
+                return
+            await self._wake_control.wait()
+
+    async def _read_orders(self, control: Any) -> None:
+        while (message := await control.read()) is not grpc.aio.EOF:
+            self._on_order(codec.read_tell_rank(message))
+        if self._goodbye is None:
+            raise _LinkLostError("the daemon ended the control stream")
+        # The daemon has heard everything that the ranks said: only now may the goodbye close the job.
+        self._control_ended.set()
+        self._wake_reports.set()
+
+    # Words
+
+    def _hello(self) -> NodeHello:
+        config = self._config
+        return NodeHello(
+            job=config.job, node=config.node, version=__version__, policy=config.policy, command=config.command, run_dir=str(config.run_dir),
+            nodes=config.nodes, node_rank=config.node_rank, session=config.session,
+        )  # fmt: skip
+
+    def _control_hello(self) -> ControlHello:
+        config = self._config
+        return ControlHello(job=config.job, node=config.node, session=config.session, version=__version__)
+
+    def _refused_or_lost(self, error: grpc.RpcError) -> None:
+        if not _is_for_good(error):
+            self._lost(error.details() or error.code().name)
+            return
+        self._say(f"the daemon at {self._config.daemon} refused: {error.details()} (the training goes on without it)")
+        self._end(None)
+
+    def _lost(self, reason: str) -> None:
+        if self._lost_since is None and self._goodbye is None:
+            self._lost_since = time.monotonic()
+            self._say(
+                f"the daemon at {self._config.daemon} cannot be reached ({reason[:200]}): until it is back a bad batch stops only its own rank, and "
+                f"`watchdog stop` and `status` do not work; the training goes on, and up to {self._config.max_unacked_bytes >> 20} MiB of "
+                "records are kept for it"
+            )
+
+    def _found(self) -> None:
+        if self._lost_since is not None:
+            away_s, self._lost_since = time.monotonic() - self._lost_since, None
+            dropped = self._reports.num_dropped
+            lost = f"{dropped} reports did not fit and are lost" if dropped else "nothing was lost"
+            self._say(f"the daemon is back after {away_s:.0f} s: {lost}")
+
+    def _end(self, outcome: GoodbyeAck | None) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+
+def _is_for_good(error: BaseException) -> bool:
+    return isinstance(error, grpc.RpcError) and error.code() in _FOR_GOOD
+
+
+async def _read(call: Any) -> Any:
+    message = await call.read()
+    if message is grpc.aio.EOF:
+        raise _LinkLostError("the daemon ended the stream")
+    return message

@@ -1,0 +1,189 @@
+"""Everything that a node process does on its event loop: wires rings, processes, GPUs, the relay and the daemon's line together.
+
+Owns the order of opening and closing, and the order in which this node saw things happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
+from torch_watchdog_agent.node.nvml import Gpus
+from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive
+from torch_watchdog_agent.node.relay import Relay
+from torch_watchdog_agent.node.rings import RingFolder, RingNews
+from torch_watchdog_agent.node.stream import DaemonLink
+from torch_watchdog_proto.envelopes import ControlUp, RankSaid
+from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
+from torch_watchdog_proto.record import Note
+
+__all__ = ["NodeWork"]
+
+_IDLE_POLLS = 5  # after so many polls that gave nothing the pauses grow
+_LONGEST_PAUSE_S = 1.0
+_SETTLE_S = 0.3  # for the news of the last ranks' ends, once the command has ended
+_ROWS_PER_REPORT = 16_384
+_LEVELS = ("info", "warning", "error")
+
+
+class NodeWork:
+    """Made and used on one running loop."""
+
+    def __init__(self, config: NodeConfig, *, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._relay = Relay(config.runtime_dir, on_up=self._on_up)
+        self._link = DaemonLink(config, on_order=self._relay.tell, hellos=self._relay.hellos, say=say)
+        self._processes = ProcessWatch(self._on_end)
+        self._rings = RingFolder(config.ring_dir, is_alive=is_alive)
+        self._gpus = _GpuPoll(config.gpu_interval_s)
+        self._events: list[RankEvent] = []
+        self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
+        self._order = 0
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Raises OSError where the control socket cannot be made."""
+        await self._relay.open()
+        self._gpus.start(asyncio.get_running_loop())
+        self._tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._poll_rings())]
+
+    async def end(self, exit_code: int, signal: int | None) -> JobOutcome:
+        """Reads and reports what is left, then asks how the job ended."""
+        await self._relay.close()
+        await self._processes.settle(_SETTLE_S)
+        self._tasks.pop().cancel()
+        while self._poll():
+            pass
+        answer = await self._link.say_goodbye(NodeGoodbye(exit_code=exit_code, signal=signal))
+        if answer is None:
+            return JobOutcome(exit_code=None, lines=("the daemon had refused this launch: nothing was watched",))
+        return JobOutcome(exit_code=answer.exit_code, incidents=answer.incidents, lines=answer.lines)
+
+    async def close(self) -> None:
+        self._gpus.stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        with suppress(OSError):
+            await self._relay.close()
+        self._processes.close()
+        self._rings.close()
+
+    # What happens
+
+    def _on_up(self, message: ControlUp) -> None:
+        if isinstance(message, RankSaid) and isinstance(message.message, RankHello):
+            hello = message.message
+            self._meet(hello.pid, hello.attempt, hello.rank)
+        self._link.tell(message)
+
+    def _on_end(self, ended: Ended) -> None:
+        self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal)
+        self._wake.set()
+
+    def _meet(self, pid: int, attempt: int, rank: int) -> None:
+        if pid not in self._who:
+            self._who[pid] = (attempt, rank)
+            self._add_event(pid, "started")
+            self._processes.watch(pid)
+
+    def _add_event(self, pid: int, kind: str, **more: object) -> None:
+        attempt, rank = self._who[pid]
+        self._order += 1
+        event = RankEvent(rank=rank, attempt=attempt, pid=pid, kind=kind, time_ns=time.time_ns(), order=self._order, **more)  # type: ignore[arg-type]
+        self._events.append(event)
+
+    # Rings
+
+    async def _poll_rings(self) -> None:
+        idle = 0
+        while True:
+            idle = 0 if self._poll() else idle + 1
+            self._wake.clear()
+            pause_s = self._config.poll_interval_s * max(1, idle - _IDLE_POLLS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), min(pause_s, _LONGEST_PAUSE_S))
+
+    def _poll(self) -> bool:
+        """One look at everything; reports what is new. False where nothing was."""
+        news = self._rings.poll()
+        for one in news:
+            self._meet(one.header.pid, one.header.attempt, one.header.rank)
+            self._note(one)
+        blocks = [block for one in news for block in one.blocks]
+        events, self._events = self._events, []
+        gpus = self._gpus.take()
+        for report in _reports(blocks, events, gpus):
+            self._link.report(report)
+        return bool(news or events)
+
+    def _note(self, news: RingNews) -> None:
+        for note in news.notes:
+            self._add_event(news.header.pid, "note", text=note.text, level=_level(note))
+
+
+def _level(note: Note) -> str:
+    return _LEVELS[min(note.level, len(_LEVELS) - 1)]
+
+
+def _reports(blocks: Sequence[StepBlock], events: Sequence[RankEvent], gpus: Sequence[GpuSample]) -> Iterator[NodeReport]:
+    """In pieces that stay well below a message's size. The events come last: what led to them is known by then."""
+    pieces = list(_pieces(blocks))
+    if not pieces and (events or gpus):
+        pieces = [()]
+    for number, piece in enumerate(pieces):
+        last = number == len(pieces) - 1
+        yield NodeReport(
+            seq=0, time_ns=time.time_ns(), blocks=piece, events=tuple(events) if last else (), gpus=tuple(gpus) if last else ()
+        )  # fmt: skip
+
+
+def _pieces(blocks: Iterable[StepBlock]) -> Iterator[tuple[StepBlock, ...]]:
+    piece: list[StepBlock] = []
+    rows = 0
+    for block in blocks:
+        size = len(block.micro_step) + len(block.step) + sum(len(tensor.rows) for tensor in block.tensors)
+        if piece and rows + size > _ROWS_PER_REPORT:
+            yield tuple(piece)
+            piece, rows = [], 0
+        piece.append(block)
+        rows += size
+    if piece:
+        yield tuple(piece)
+
+
+class _GpuPoll:
+    """A daemon thread: NVML may hang for as long as a broken driver likes, and nobody may wait for it."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._samples: list[GpuSample] = []
+        self._stop = threading.Event()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        threading.Thread(target=self._run, args=(loop,), name="torch-watchdog-nvml", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def take(self) -> list[GpuSample]:
+        samples, self._samples = self._samples, []
+        return samples
+
+    def _add(self, samples: Sequence[GpuSample]) -> None:
+        self._samples += samples
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        gpus = Gpus.open()
+        if gpus is None:
+            return
+        with suppress(RuntimeError):  # the loop has ended
+            while not self._stop.wait(self._interval_s):
+                loop.call_soon_threadsafe(self._add, gpus.samples())
+        gpus.close()

@@ -1,0 +1,122 @@
+"""Who may report: hellos are checked here, and lead to a job that is live, new, or found again on disk.
+
+Owns the daemon's jobs by name. Knows nothing of gRPC: the services call it with messages and answer what it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_watchdog.daemon.config import DaemonConfig
+from torch_watchdog.daemon.live_job import LiveJob
+from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError
+from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
+from torch_watchdog.job.job import Job
+from torch_watchdog.store.background import BackgroundWriter
+from torch_watchdog.store.read import read_events, read_incidents, read_reports
+from torch_watchdog_proto import __version__
+from torch_watchdog_proto.envelopes import ControlHello, HelloAck
+from torch_watchdog_proto.messages import NodeHello, NodeReport
+
+__all__ = ["Ingest", "versions_agree"]
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes the name of a folder
+
+
+class Ingest:
+    """Every job of this daemon. `changed` is called after each event, for whoever waits for the next deadline."""
+
+    def __init__(self, config: DaemonConfig, *, writer: BackgroundWriter, clock: Callable[[], float], changed: Callable[[], None]) -> None:
+        self._config, self._writer, self._clock, self._changed = config, writer, clock, changed
+        self._jobs: dict[str, LiveJob] = {}
+        self._opening = asyncio.Lock()
+
+    @property
+    def jobs(self) -> tuple[LiveJob, ...]:
+        return tuple(self._jobs.values())
+
+    def live(self, name: str) -> LiveJob:
+        """Raises UnknownJobError."""
+        if name not in self._jobs:
+            raise UnknownJobError(name, tuple(self._jobs))
+        return self._jobs[name]
+
+    async def join(self, hello: NodeHello) -> tuple[LiveJob, HelloAck]:
+        """A node begins to report. Raises VersionSkewError, BadJobNameError or JobNameTakenError."""
+        check_version(hello.version)
+        if not _JOB_NAME.fullmatch(hello.job):
+            raise BadJobNameError(hello.job)
+        async with self._opening:
+            live = self._jobs.get(hello.job) or await self._open(hello)
+        if live.job.session != hello.session:
+            raise JobNameTakenError(hello.job, live.run_dir)
+        live.handle(NodeJoined(hello=hello))
+        return live, HelloAck(next_seq=live.last_seq.get(hello.node, 0) + 1, version=__version__)
+
+    def attach(self, hello: ControlHello) -> LiveJob:
+        """A node's control stream begins, after its hello here. Raises as `join`, and UnknownJobError."""
+        check_version(hello.version)
+        live = self.live(hello.job)
+        if live.job.session != hello.session:
+            raise JobNameTakenError(hello.job, live.run_dir)
+        return live
+
+    def tick(self) -> None:
+        """Time has passed: every job whose deadline has come is told."""
+        for live in self.jobs:
+            deadline = live.job.next_deadline()
+            if deadline is not None and deadline <= self._clock():
+                live.handle(Tick())
+
+    def next_deadline(self) -> float | None:
+        deadlines = (live.job.next_deadline() for live in self._jobs.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def close(self) -> None:
+        for live in self.jobs:
+            live.close()
+
+    async def _open(self, hello: NodeHello) -> LiveJob:
+        run_dir = self._config.runs_dir / hello.job
+        kept = await asyncio.to_thread(_kept_reports, run_dir)
+        if any(session != hello.session for _, session, _ in kept):
+            raise JobNameTakenError(hello.job, run_dir)
+        job = Job(
+            hello, started_s=self._clock(), grace_s=self._config.grace_s, incidents=read_incidents(run_dir), num_events=len(read_events(run_dir))
+        )  # fmt: skip
+        live = LiveJob(job, run_dir, writer=self._writer, clock=self._clock, changed=self._changed)
+        for node, _, report in kept:
+            # An earlier daemon has acted on these: they only bring the job up to date.
+            live.last_seq[node] = max(report.seq, live.last_seq.get(node, 0))
+            job.handle(ReportCame(node=node, report=report), now=self._clock())
+        self._forget_oldest()
+        self._jobs[hello.job] = live
+        return live
+
+    def _forget_oldest(self) -> None:
+        """Ended jobs are on disk; this many are kept at hand."""
+        ended = [name for name, live in self._jobs.items() if live.job.state == "ended"]
+        for name in ended[: max(0, len(ended) - self._config.max_ended_jobs)]:
+            self._jobs.pop(name).close()
+
+
+def _kept_reports(run_dir: Path) -> list[tuple[str, str, NodeReport]]:
+    return list(read_reports(run_dir))
+
+
+def check_version(theirs: str) -> None:
+    """Raises VersionSkewError where their messages may not be ours."""
+    if not versions_agree(theirs, __version__):
+        raise VersionSkewError(theirs[:40], __version__)
+
+
+def versions_agree(theirs: str, ours: str) -> bool:
+    """Same major version, minor versions at most one apart."""
+    try:
+        (their_major, their_minor), (our_major, our_minor) = (tuple(map(int, version.split(".")[:2])) for version in (theirs, ours))
+    except ValueError:
+        return False
+    return their_major == our_major and abs(their_minor - our_minor) <= 1

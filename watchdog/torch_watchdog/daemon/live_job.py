@@ -1,0 +1,93 @@
+"""One job as the daemon runs it: the pure Job, its files, and the way back to its nodes.
+
+Owns how each effect is done. Everything here runs on the daemon's event loop and never waits: files are written by the store's thread, orders lie in
+an outbox until the node's stream takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_watchdog.job.events import AppendEvent, Effect, Event, Refused, ReportCame, SendOrder, WriteIncident
+from torch_watchdog.job.job import Job
+from torch_watchdog.store.background import BackgroundWriter
+from torch_watchdog.store.job_files import JobFiles
+from torch_watchdog_proto.envelopes import TellRank
+from torch_watchdog_proto.messages import NodeReport
+
+__all__ = ["LiveJob", "Outbox"]
+
+_MAX_ORDERS = 10_000  # for a node that is away; the oldest give way, because the newest generation is what counts
+
+
+class Outbox:
+    """Orders for one node, in order. An order stays until it has been written to the stream, so that a broken one costs none."""
+
+    def __init__(self) -> None:
+        self._orders: deque[TellRank] = deque(maxlen=_MAX_ORDERS)
+        self._filled = asyncio.Event()
+
+    def put(self, order: TellRank) -> None:
+        self._orders.append(order)
+        self._filled.set()
+
+    async def first(self) -> TellRank:
+        while not self._orders:
+            self._filled.clear()
+            await self._filled.wait()
+        return self._orders[0]
+
+    def done(self, order: TellRank) -> None:
+        if self._orders and self._orders[0] is order:
+            self._orders.popleft()
+
+
+class LiveJob:
+    """`last_seq` holds the newest report that was taken from each node."""
+
+    def __init__(
+        self, job: Job, run_dir: Path, *, writer: BackgroundWriter, clock: Callable[[], float], changed: Callable[[], None]
+    ) -> None:
+        self.job, self.run_dir = job, run_dir
+        self.last_seq: dict[str, int] = {}
+        self._files = JobFiles(run_dir)
+        self._writer, self._clock, self._changed = writer, clock, changed
+        self._outboxes: dict[str, Outbox] = {}
+
+    def outbox(self, node: str) -> Outbox:
+        return self._outboxes.setdefault(node, Outbox())
+
+    def handle(self, event: Event) -> tuple[Effect, ...]:
+        """Tells the job, and does what it wants done. Returns the effects, for a caller that waits for a refusal."""
+        effects = self.job.handle(event, now=self._clock())
+        for effect in effects:
+            self._do(effect)
+        self._changed()
+        return effects
+
+    def take_report(self, node: str, report: NodeReport, done: Callable[[], None]) -> None:
+        """Keeps the report and judges it, once: a number that was taken before changes nothing. `done` is called once it was written."""
+        if report.seq <= self.last_seq.get(node, 0):
+            done()
+            return
+        self.last_seq[node] = report.seq
+        session = self.job.session
+        self._writer.submit(lambda: self._files.append_report(node, session, report), done)
+        self.handle(ReportCame(node=node, report=report))
+
+    def close(self) -> None:
+        self._writer.submit(self._files.close)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case SendOrder():
+                self.outbox(effect.node).put(effect.tell)
+            case WriteIncident():
+                self._writer.submit(lambda: self._files.write_incident(effect.incident, effect.contract_of_rank))
+            case AppendEvent():
+                self._writer.submit(lambda: self._files.append_event(effect.event))
+            case Refused():
+                pass  # the caller of handle() answers with it
