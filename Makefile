@@ -1,0 +1,52 @@
+# One command each; every one makes its own environment first when it is missing. `make` alone lists them.
+#   make test PYTHON=python3.12    another interpreter (any from 3.11 on; remove .venv first)
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help venv demo test test-all check bench clean
+
+help:
+	@echo "make demo       a two-rank CPU training with a planted bad sample, stopped before it reaches the model"
+	@echo "make test       the tests that take seconds each (CPU only)"
+	@echo "make test-all   the slow ones too"
+	@echo "make check      lint, format, types, import rules, purity of the cores"
+	@echo "make bench      what the watchdog costs: start-up, a line of output, a step"
+	@echo "make venv       only the environment in $(VENV)"
+	@echo "make clean      remove the environment and what tools left"
+
+venv: $(READY)
+
+# Again only when the dependencies change. torch first and by itself: which build (CPU, CUDA) is the machine's choice, never this project's.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, this is $(PYTHON): make PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/watchdog demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -m 'not gpu'
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy proto agent watchdog
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_structure.py
+
+bench: $(READY)
+	$(BIN)/python tests/bench/cost.py
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
