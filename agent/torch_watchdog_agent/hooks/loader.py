@@ -202,7 +202,7 @@ def _begin_track(loader: Any) -> _Track:
 def _catch_up(track: _Track, iterator: Any) -> None:
     """Takes the batches that were consumed before the checkpoint, unseen, then brings back the random state of its boundary."""
     resume, track.resume = track.resume, None
-    if resume is None:
+    if resume is None or resume.rng_at_iter is None:  # no iterator had been made: the random state of the boundary is what it starts from
         return
     _inside.skipping = True
     try:
