@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.plan import is_job_name, is_solo, job_name, plan_launch, resume_command, with_agent
+from torch_watchdog.launch.plan import (
+    is_job_name,
+    is_solo,
+    job_name,
+    plan_launch,
+    ranks_asked_for,
+    resume_command,
+    sees_all_ranks,
+    with_agent,
+)
 
 NOW = datetime(2026, 1, 31, 23, 59, 58)
 SHIM = "/site/torch_watchdog_agent/_shim"
@@ -107,3 +116,51 @@ def test_where_rank_is_set_somebody_else_started_the_ranks() -> None:
 def test_the_resume_command_keeps_the_given_options_and_the_command() -> None:
     line = resume_command(["--policy", "skip"], ["torchrun", "train.py"], "runs/j/checkpoints/step-4")
     assert line == ("watchdog", "--policy", "skip", "--resume", "runs/j/checkpoints/step-4", "torchrun", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "environment"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", {}),
+        ("torchrun --nnodes 1 train.py --nnodes-of-mine 4", {}),
+        ("torchrun --nnodes=1:1 train.py", {}),
+        ("accelerate launch --num_machines 1 train.py", {}),
+        ("deepspeed --num_gpus 8 train.py", {}),
+        ("python train.py", {"WORLD_SIZE": "1", "RANK": "0"}),
+        ("python train.py", {"SLURM_NNODES": "4"}),
+    ],
+)
+def test_a_launch_on_one_node_holds_every_rank(line: str, environment: dict[str, str]) -> None:
+    assert sees_all_ranks(line.split(), environment)
+
+
+@pytest.mark.parametrize(
+    ("line", "environment"),
+    [
+        ("torchrun --nnodes 2 train.py", {}),
+        ("torchrun --nnodes=1:4 train.py", {}),
+        ("torchrun train.py", {"PET_NNODES": "2"}),
+        ("accelerate launch --num_machines 2 train.py", {}),
+        ("srun python train.py", {}),
+        ("mpirun -n 8 python train.py", {}),
+        ("deepspeed --hostfile hosts train.py", {}),
+        ("python train.py", {"RANK": "3", "WORLD_SIZE": "8"}),
+    ],
+)
+def test_a_launch_that_holds_only_some_ranks_must_not_stop_them(line: str, environment: dict[str, str]) -> None:
+    assert not sees_all_ranks(line.split(), environment)
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", 8),
+        ("torchrun --nproc_per_node=4 train.py", 4),
+        ("torchrun --nproc-per-node gpu train.py", None),
+        ("accelerate launch --num_processes 2 train.py", 2),
+        ("python train.py", 1),
+        ("bash run.sh", None),
+    ],
+)
+def test_the_number_of_ranks_is_read_where_the_line_says_it(line: str, number: int | None) -> None:
+    assert ranks_asked_for(line.split(), {}) == number

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.summary import JobEnd, allowed_range, one_line, summarise, what_offends, who
+from torch_watchdog.launch.summary import JobEnd, allowed_range, as_typed, one_line, summarise, what_offends, who
 
 END = JobEnd(
     job="train-1",
-    run_dir="watchdog_runs/train-1",
+    run_dir="/home/a/watchdog_runs/train-1",
+    here="/home/a",
     exit_code=65,
     stopped_by_us=True,
     ranks_reported=2,
@@ -38,7 +39,7 @@ INCIDENT: dict[str, Any] = {
         "policy": "stop",
         "prevented": True,
         "exit_code": 65,
-        "checkpoint": {"path": "watchdog_runs/train-1/checkpoints/step-5", "updates_applied": 5, "committed": True, "finite": True},
+        "checkpoint": {"path": "/home/a/watchdog_runs/train-1/checkpoints/step-5", "updates_applied": 5, "committed": True, "finite": True},
     },
 }
 
@@ -53,7 +54,7 @@ def test_a_stop_names_who_what_where_why_and_what_to_type_next() -> None:
         "  fix    resize the embedding",
         "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified)",
         "  resume watchdog --policy stop --resume watchdog_runs/train-1/checkpoints/step-5 torchrun --nproc-per-node 2 'my train.py'",
-        "  more   watchdog_runs/train-1: watchdog incidents train-1, watchdog timeline train-1",
+        "  more   watchdog timeline watchdog_runs/train-1",
     ]
 
 
@@ -73,7 +74,7 @@ def test_the_first_critical_incident_is_told_and_the_others_are_counted() -> Non
     later = INCIDENT | {"kind": "rank.died", "time": "2026-02-01T00:00:00Z"}
     lines = summarise([later, earlier_warning, INCIDENT], END)
     assert "batch.index_out_of_range" in lines[0]
-    assert "(2 incidents more)" in lines[-1]
+    assert lines[-1] == "  more   watchdog timeline watchdog_runs/train-1; 2 incidents more: watchdog incidents watchdog_runs/train-1"
 
 
 def test_a_checkpoint_that_is_not_committed_is_never_offered_for_resuming() -> None:
@@ -81,6 +82,14 @@ def test_a_checkpoint_that_is_not_committed_is_never_offered_for_resuming() -> N
     lines = summarise([INCIDENT | {"action": action}], END)
     assert any("do not use it" in line for line in lines)
     assert not any(line.startswith("  resume") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "typed"),
+    [("/home/a/runs/j", "runs/j"), ("/home/a/j", "./j"), ("/elsewhere/j", "/elsewhere/j"), ("", ""), ("runs/j", "runs/j")],
+)
+def test_a_path_is_shown_as_a_person_would_type_it(path: str, typed: str) -> None:
+    assert as_typed(path, "/home/a") == typed
 
 
 def test_a_stop_without_a_checkpoint_says_so() -> None:

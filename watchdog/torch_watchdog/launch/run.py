@@ -21,7 +21,7 @@ from torch_watchdog.launch import signals
 from torch_watchdog.launch.plan import AGENT_VARIABLE, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, summarise
-from torch_watchdog.launch.watch import Watch, open_watch, shown
+from torch_watchdog.launch.watch import Watch, open_watch
 from torch_watchdog_agent.node.config import JobOutcome
 
 __all__ = ["EXIT_NOT_EXECUTABLE", "EXIT_NOT_FOUND", "launch"]
@@ -29,6 +29,7 @@ __all__ = ["EXIT_NOT_EXECUTABLE", "EXIT_NOT_FOUND", "launch"]
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as a shell has them
 SWITCH = "TORCH_WATCHDOG"  # "off": the command is executed as if we were not installed
 SILENCE_WORTH_A_LINE_S = 300.0
+LAST_LINES = 10
 _T = TypeVar("_T")
 
 
@@ -127,7 +128,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
     last = watch.last_status()
     end = JobEnd(
         job=watch.job,
-        run_dir=shown(watch.directory.root),
+        run_dir=str(watch.directory.root),
         exit_code=own_code if outcome.exit_code is None else outcome.exit_code,
         stopped_by_us=outcome.exit_code is not None,
         ranks_reported=len(last.ranks) if last else 0,
@@ -135,9 +136,10 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
         steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
         options=tuple(options),
         command=watch.plan.command,
+        here=str(Path.cwd()),
     )
     watch.write_end(end.exit_code, _reason(outcome, status), world_size=last.world_size if last else 0, ranks_reported=end.ranks_reported)
-    for line in [*outcome.lines, *summarise(outcome.incidents, end)]:
+    for line in [*outcome.lines, *summarise(outcome.incidents, end)][:LAST_LINES]:
         say(line)
     return outcome.exit_code
 

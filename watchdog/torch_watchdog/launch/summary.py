@@ -8,11 +8,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from torch_watchdog.launch.plan import resume_command
 
-__all__ = ["JobEnd", "allowed_range", "one_line", "summarise", "what_offends", "who"]
+__all__ = ["JobEnd", "allowed_range", "as_typed", "one_line", "summarise", "what_offends", "who"]
 
 Incident = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ _SEVERITIES = ("critical", "warning", "info")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a launch ended. `run_dir` is as a person would type it; `options` are ours as they were given, before the wrapped `command`."""
+    """How a launch ended. `options` are ours as they were given, before the wrapped `command`; below `here` a person types relative paths."""
 
     job: str
     run_dir: str
@@ -32,6 +33,7 @@ class JobEnd:
     steps: int = 0
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    here: str = "/"
 
 
 def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
@@ -142,7 +144,7 @@ def _where(bound: Mapping[str, Any]) -> str:
 def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
     """What was saved, and what a person can type next."""
     checkpoint = (incident.get("action") or {}).get("checkpoint") or {}
-    path = checkpoint.get("path")
+    path = as_typed(checkpoint.get("path") or "", end.here)
     lines = []
     if path:
         lines.append(f"  saved  {one_line(path)} ({_checkpoint_state(checkpoint)})")
@@ -150,9 +152,18 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
         lines.append("  saved  no checkpoint was written")
     if path and checkpoint.get("committed"):
         lines.append("  resume " + shlex.join(resume_command(end.options, end.command, path)))
-    also = f" ({_count(others, 'incident')} more)" if others else ""
-    lines.append(f"  more   {end.run_dir}{also}: watchdog incidents {end.job}, watchdog timeline {end.job}")
+    run_dir = shlex.quote(as_typed(end.run_dir, end.here))
+    also = f"; {_count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
+    lines.append(f"  more   watchdog timeline {run_dir}{also}")
     return lines
+
+
+def as_typed(path: str, here: str) -> str:
+    """As a person in the folder `here` would type it; with a slash in it, so that no command takes it for a mere name."""
+    if not path or not PurePath(path).is_relative_to(here):
+        return path
+    below = str(PurePath(path).relative_to(here))
+    return below if "/" in below else f"./{below}"
 
 
 def _checkpoint_state(checkpoint: Mapping[str, Any]) -> str:

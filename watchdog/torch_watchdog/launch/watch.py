@@ -27,6 +27,7 @@ from torch_watchdog.launch.places import open_ring_dir, open_runtime_dir
 from torch_watchdog.launch.plan import LaunchPlan, is_solo, job_name, plan_launch, sees_all_ranks
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
+from torch_watchdog.launch.summary import as_typed
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.node.agent import NodeAgent
@@ -34,7 +35,7 @@ from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import JobStatus
 
-__all__ = ["Watch", "open_watch", "shim_dir", "shown"]
+__all__ = ["Watch", "open_watch", "shim_dir"]
 
 QUESTION_TIMEOUT_S = 2.0
 MAX_JOBS_OF_ONE_NAME = 1000
@@ -96,7 +97,7 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         plan = plan_launch(command, os.environ, shim_dir=shim_dir(), agent=_agent_config(config, node_config, command).to_env())
         record = at_start(_job_start(config, node_config, options), list(os.environ))
         write_json(directory.job_file, record)
-        say(f"job {directory.root.name}: policy {config.policy}, files in {shown(directory.root)}")
+        say(f"job {directory.root.name}: policy {config.policy}, files in {as_typed(str(directory.root), str(Path.cwd()))}")
         yield Watch(job=node_config.job, plan=plan, directory=directory, ring_dir=ring_dir, daemon=daemon, node=node, record=record)
 
 
@@ -119,7 +120,7 @@ def _claim_directory(parent: Path, name: str, *, given: bool) -> RunDirectory:
                 path, f"cannot be made ({error.strerror})", "Pass --dir DIR with a folder that can be written to"
             ) from error
         if given and number > 1:
-            say(f"there is a job {name} in {shown(parent)} already: this one is {path.name}")
+            say(f"there is a job {name} in {parent} already: this one is {path.name}")
         return RunDirectory(path)
     raise RunDirectoryError(parent / name, "has too many runs of this name", "Pass another --job NAME")
 
@@ -142,7 +143,7 @@ def _daemon(stack: contextlib.ExitStack, config: LaunchConfig, runtime_dir: Path
     if config.daemon != "auto":
         return config.daemon
     listen = f"unix:{runtime_dir / 'daemon.sock'}"
-    daemon = EmbeddedDaemon(DaemonConfig(runs_dir=config.directory, listen=(listen,), grace_s=config.grace_s))
+    daemon = EmbeddedDaemon(DaemonConfig(runs_dir=config.directory, listen=(listen,), grace_s=config.grace_s), say=say)
     return stack.enter_context(daemon).addresses[0]
 
 
@@ -214,9 +215,3 @@ def _user() -> str:
 
 def _without_prefix(line: str) -> None:
     say(line.removeprefix(PREFIX).lstrip())
-
-
-def shown(path: Path) -> str:
-    """As a person would type it from here."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
