@@ -51,8 +51,8 @@ def from_violation(violation: Violation, place: Place, *, prevented: bool) -> di
         place, kind=violation.kind, severity=violation.severity, summary=summary_of(violation, place), cause=violation.cause,
         fix=violation.fix, prevented=prevented, fingerprint=_fingerprint_of(violation, place.job),
     )  # fmt: skip
-    found["batch"] = _without_unknown_sample(to_json(violation.batch))
-    found["bound"] = to_json(violation.bound)
+    found["batch"] = _batch(violation.batch)
+    found["bound"] = None if violation.bound is None else _numbers_only(to_json(violation.bound), "low", "high")
     return found
 
 
@@ -147,12 +147,21 @@ def _sample(batch: BatchFact) -> str:
     return "" if index is None else f", dataset sample {index}"
 
 
-def _without_unknown_sample(batch: dict[str, Any]) -> dict[str, Any]:
-    """The schema has no null for a position: what is not known is left out."""
-    sample = batch.get("sample")
+def _batch(fact: BatchFact) -> dict[str, Any]:
+    """The schema has no null for a position, and no word for a derived value."""
+    batch: dict[str, Any] = to_json(fact)
+    sample = batch["sample"]
     if sample is not None and sample["position_in_batch"] is None:
         del sample["position_in_batch"]
+    if batch["derived"] is not None:
+        _numbers_only(batch["derived"], "value")
     return batch
+
+
+def _numbers_only(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    for name in names:
+        fields[name] = None if isinstance(fields[name], str) else fields[name]
+    return fields
 
 
 def _fingerprint_of(violation: Violation, job: str) -> str:

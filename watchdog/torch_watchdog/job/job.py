@@ -148,6 +148,7 @@ class Job:
             self._failures.note(event.pid, event.text)
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
+            rank.exited = True
             yield from self._tell_coordinator(stop.RankGone(rank=event.rank), now)
             if not rank.left:
                 self._failures.see(event, node, rank.last_step, now)
@@ -326,8 +327,8 @@ class Job:
         return [effect for effect in self._tell_coordinator(request, now) if not isinstance(effect, Refused)]
 
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
-        alive = any(rank.alive for rank in self._ranks.values())
-        failures = self._failures.verdict(now=now, all_ended=at_end or not alive)
+        all_ended = at_end or all(rank.exited for rank in self._ranks.values())
+        failures = self._failures.verdict(now=now, all_ended=all_ended)
         if failures is None:
             return ()
         changed, is_new = self._casebook.failed(failures, self._ranks, now)

@@ -23,6 +23,7 @@ class RankState:
     local_rank: int | None = None
     phase: Phase = "start"
     alive: bool = True
+    exited: bool = False  # its end was seen, not only its silence
     left: bool = False  # by our own order
     last_step: int | None = None
     seen_step: int | None = None
