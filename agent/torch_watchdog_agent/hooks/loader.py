@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -216,17 +216,17 @@ def _catch_up(track: _Track, iterator: Any) -> None:
     resume.rng.restore()
 
 
-@contextmanager
-def _untraced() -> Iterator[None]:
+def _untraced() -> AbstractContextManager[object]:
     """Collation must not land on the tape of a traced step."""
-    here = rank()
-    if here is None or not here.guard.tracing:
-        yield
-        return
+    return _without_modes() or nullcontext()
+
+
+@guarded("loader")
+def _without_modes() -> AbstractContextManager[object] | None:
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes():
-        yield
+    here = rank()
+    return _disable_current_modes() if here is not None and here.guard.tracing else None  # only ours is there then
 
 
 @guarded("boundary")

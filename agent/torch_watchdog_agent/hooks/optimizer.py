@@ -26,8 +26,6 @@ _steps_under_way = 0  # a step inside a step (ZeRO, wrappers) is not a gate of i
 
 
 def patch(module: ModuleType) -> None:
-    from torch.compiler import is_compiling
-
     theirs = module.Optimizer.profile_hook_step
 
     def gated_step(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,13 +33,19 @@ def patch(module: ModuleType) -> None:
 
         @functools.wraps(hooked)
         def at_the_gate(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or _steps_under_way:
+            if _steps_under_way or _compiling():
                 return hooked(self, *args, **kwargs)
             return _gate(hooked, self, args, kwargs)
 
         return at_the_gate
 
     module.Optimizer.profile_hook_step = staticmethod(gated_step)
+
+
+def _compiling() -> bool:
+    import torch  # by now it is whole; while this hook is put in place it is not
+
+    return bool(torch.compiler.is_compiling())
 
 
 def _gate(step: Callable[..., Any], optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

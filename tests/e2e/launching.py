@@ -1,0 +1,69 @@
+"""Starts real launches for the end-to-end tests: one folder a test, a free port, one thread a rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+SCRIPTS = Path(__file__).parent / "scripts"
+TIMEOUT_S = 100
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a launch left behind. `code` is negative for a signal, as subprocess has it."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def run_dir(self) -> Path:
+        (found,) = [path for path in (self.folder / "watchdog_runs").iterdir() if (path / "job.json").exists()]
+        return found
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("incidents/*/incident.json"))]
+
+    def lines(self, pattern: str) -> list[str]:
+        """Lines of standard output that match, sorted: ranks print in any order."""
+        return sorted(line for line in self.out.splitlines() if re.search(pattern, line))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun(*arguments: str, ranks: int = 2, options: tuple[str, ...] = ()) -> list[str]:
+    return [str(BIN / "torchrun"), "--nproc-per-node", str(ranks), "--master-port", str(free_port()), *options, *arguments]
+
+
+def script(name: str, *arguments: object) -> list[str]:
+    return [str(SCRIPTS / name), *map(str, arguments)]
+
+
+def watchdog(*options: str) -> list[str]:
+    return [str(BIN / "watchdog"), *options]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_WATCHDOG", "PYTEST"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1", **more}
+
+
+def launch(folder: Path, command: list[str], **more: str) -> Ended:
+    """Runs the command in `folder` to its end."""
+    done = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=TIMEOUT_S)
+    return Ended(done.returncode, done.stdout, done.stderr, folder)

@@ -1,0 +1,142 @@
+"""A training as a user might have written it; the end-to-end tests compare its losses and parameters bit by bit.
+
+Knows nothing of the watchdog but, with --restore, the one call that resumes. Dropout, BatchNorm, momentum, a scheduler and shuffling are there because each is
+a way to lose bit-identity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+
+VOCABULARY, LENGTH, CLASSES = 40, 6, 3
+
+
+class Rows(Dataset):
+    """Sample i from its own generator, so that every run sees the same data; `bad` gets a token id past the table."""
+
+    def __init__(self, count: int, bad: int | None) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rng = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=rng)
+        if index == self.bad:
+            ids[4] = VOCABULARY + 11
+        return {"ids": ids, "labels": torch.tensor(index % CLASSES)}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.norm(self.table(ids).mean(1))))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--batch", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--context")
+    parser.add_argument("--bad", type=int)
+    parser.add_argument("--never", type=int, help="leave out this step: the reference for a veto")
+    parser.add_argument("--restore", action="store_true")
+    parser.add_argument("--end", default="ok", choices=["ok", "exit3", "raise", "kill"])
+    parser.add_argument("--out", help="folder for the final digests")
+    parser.add_argument("--trail", help="folder for a file a rank that says how the script ended")
+    return parser.parse_args()
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """All parameters, buffers and the optimizer's tensors, as bytes."""
+    sha = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        sha.update(name.encode() + value.detach().contiguous().numpy().tobytes())
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in sorted(state.items()):
+            sha.update(name.encode() + (value.contiguous().numpy().tobytes() if torch.is_tensor(value) else repr(value).encode()))
+    return sha.hexdigest()
+
+
+def main() -> None:
+    args = arguments()
+    torch.manual_seed(7)
+    torch.set_num_threads(1)
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1:
+        dist.init_process_group("gloo")
+    model: nn.Module = Net()
+    plain = model
+    if world > 1:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+    rows = Rows(args.rows, args.bad)
+    sampler = DistributedSampler(rows, shuffle=True) if world > 1 else RandomSampler(rows)
+    loader = DataLoader(rows, batch_size=args.batch, sampler=sampler, num_workers=args.workers, multiprocessing_context=args.context)
+    first_epoch, step = 0, 0
+    if args.restore:
+        import torch_watchdog_agent
+
+        resumed = torch_watchdog_agent.restore(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+        if resumed is not None:
+            first_epoch, step = resumed.epoch, resumed.step
+            print(f"rank {rank} resumed at {resumed.step} updates, epoch {resumed.epoch}", flush=True)
+    try:
+        for epoch in range(first_epoch, args.epochs):
+            if world > 1:
+                sampler.set_epoch(epoch)
+            for batch in loader:
+                if step == args.never:
+                    args.never = None
+                    continue
+                loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+                loss.backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                print(f"rank {rank} step {step} loss {loss.item().hex()}", flush=True)
+                step += 1
+                if step == 3 and args.end == "raise" and rank == world - 1:
+                    raise ValueError("a fault of the script's own")
+                if step == 3 and args.end == "kill" and rank == world - 1:
+                    os.kill(os.getpid(), 9)
+    finally:
+        if args.trail:
+            with open(os.path.join(args.trail, f"finally-{rank}"), "w") as file:
+                file.write(str(step))
+    if args.trail:
+        with open(os.path.join(args.trail, f"after-{rank}"), "w") as file:
+            file.write(str(step))
+    if args.out:
+        os.makedirs(args.out, exist_ok=True)
+        with open(os.path.join(args.out, f"digest-{rank}"), "w") as file:
+            file.write(digest(plain, optimizer))
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    print(f"rank {rank} done", flush=True)
+    if args.end == "exit3":
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()
