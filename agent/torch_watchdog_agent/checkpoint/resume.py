@@ -18,6 +18,7 @@ from torch_watchdog_agent.checkpoint.guard import marked_busy, quietly
 from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer
+from torch_watchdog_agent.config import AgentConfig
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.peers import Peers
@@ -47,12 +48,14 @@ def restore(
     """Load the checkpoint at `path` into the given objects, in place; None, and nothing changed, where there is nothing to resume from.
 
     Each argument is one object or a sequence of them. Call it on every rank, after the process group, the (wrapped) model, the optimizer
-    and the loader are made, before the first batch is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one.
+    and the loader are made, before the first batch is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one;
+    without it, the one that the launch was given with --resume.
     Raises RestoreError where the checkpoint is not whole or does not fit.
     """
-    if path is None:
+    asked_for = path if path is not None else _resume_of_this_launch()
+    if asked_for is None:
         return None
-    place = _checkpoint_at(Path(path))
+    place = _checkpoint_at(Path(asked_for))
     target = TrainingState(
         models=tuple(bare_model(item) for item in _several(model)),
         optimizers=tuple(inner_optimizer(item) for item in _several(optimizer)),
@@ -65,6 +68,11 @@ def restore(
         raise
     except CheckpointError as error:
         raise RestoreError(place, str(error), "No rank has gone on; see the rank that is named") from error
+
+
+def _resume_of_this_launch() -> str | None:
+    config = AgentConfig.from_env(os.environ)
+    return config.resume if config is not None else None
 
 
 def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
