@@ -1,0 +1,93 @@
+"""What needs no trace to see: not finite, another dtype, another device, far larger than ever. Owns what was seen of each tensor so far.
+
+Learns from every batch that trained, and speaks only where the traces say that the tensor reaches the model as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from torch_watchdog_agent.contract.check import Extremes
+
+__all__ = ["Oddity", "Seen"]
+
+OUTLIER_FACTOR = 10
+OUTLIER_AFTER_BATCHES = 10
+OUTLIER_FROM_ELEMENTS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oddity:
+    """One tensor that is not as it always was. `usual` is what was seen before."""
+
+    kind: str
+    key: str
+    usual: str = ""
+    largest: int = 0
+
+
+@dataclass(slots=True)
+class _Known:
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
+    largest: int = 0
+    not_finite: bool = False
+
+
+@dataclass(slots=True)
+class Seen:
+    """What each tensor of the batch was like so far."""
+
+    batches: int = 0
+    _known: dict[str, _Known] = field(default_factory=dict)
+
+    def oddities(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Oddity]:
+        """What is odd about this batch; nothing about a tensor that was never seen."""
+        found = []
+        for key, tensor in leaves.items():
+            known = self._known.get(key)
+            if known is not None:
+                found += _odd(key, tensor, seen[key], known, self.batches)
+        return found
+
+    def first_not_finite(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Oddity]:
+        """Tensors that were never seen before and are not finite."""
+        return [Oddity(kind="batch.not_finite", key=key) for key in leaves if key not in self._known and not seen[key].finite]
+
+    def dtype_of(self, key: str) -> torch.dtype | None:
+        """The one dtype that this tensor always had."""
+        known = self._known.get(key)
+        return next(iter(known.dtypes)) if known is not None and len(known.dtypes) == 1 else None
+
+    def device_of(self, key: str) -> str | None:
+        known = self._known.get(key)
+        return next(iter(known.devices)) if known is not None and len(known.devices) == 1 else None
+
+    def took(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> None:
+        """This batch went to the training."""
+        self.batches += 1
+        for key, tensor in leaves.items():
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = _Known()
+            known.dtypes.add(tensor.dtype)
+            known.devices.add(str(tensor.device))
+            known.largest = max(known.largest, tensor.numel())
+            known.not_finite |= not seen[key].finite
+
+
+def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known, batches: int) -> list[Oddity]:
+    found = []
+    if str(tensor.device) not in known.devices and tensor.device.type == "meta":
+        found.append(Oddity(kind="batch.device", key=key, usual="/".join(sorted(known.devices))))
+    if tensor.dtype not in known.dtypes and len(known.dtypes) == 1:
+        found.append(Oddity(kind="batch.dtype", key=key, usual=str(next(iter(known.dtypes))).removeprefix("torch.")))
+    if not seen.finite and not known.not_finite:
+        found.append(Oddity(kind="batch.not_finite", key=key))
+    size = tensor.numel()
+    if batches >= OUTLIER_AFTER_BATCHES and size >= OUTLIER_FROM_ELEMENTS and size >= OUTLIER_FACTOR * known.largest > 0:
+        found.append(Oddity(kind="batch.size_outlier", key=key, largest=known.largest))
+    return found

@@ -1,0 +1,220 @@
+"""The guard: checks every batch before the model sees it, and learns what to check from traced steps of the user's own loop.
+
+Owns the life of a batch (fetched, handed over, stepped), and the promise that a failure of ours never fails a training: the first one turns
+the guard off. Everything runs on the training thread. How things are checked, learned and said is in the other modules of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from torch_watchdog_agent.contract.check import Extremes, TensorStat, extremes
+from torch_watchdog_agent.contract.findings import Oddity, Seen
+from torch_watchdog_agent.contract.flatten import leaves_of, replaced
+from torch_watchdog_agent.contract.frames import ModuleNames
+from torch_watchdog_agent.contract.learn import Contract, Lesson
+from torch_watchdog_agent.contract.mode import without_modes
+from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
+from torch_watchdog_agent.contract.repair import legal_stand_in
+from torch_watchdog_agent.contract.replay import resolver
+from torch_watchdog_agent.contract.rules import TRACES_FOR_DERIVED, Rule
+from torch_watchdog_agent.contract.signature import Scalars, Signature, shapes_of, signature_of, structure_of
+from torch_watchdog_agent.contract.table import as_table
+from torch_watchdog_agent.contract.tracing import Flight, Tracer
+from torch_watchdog_agent.contract.verdict import verdict
+from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_proto.messages import Violation
+
+__all__ = ["Checked", "Guard"]
+
+Result = TypeVar("Result")
+MAX_PLANS = 256
+MAX_SNAPSHOT_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the guard says about one batch. `violation` is only one that needs no confirmation; `needs_trace`: the step must be a traced one."""
+
+    batch_id: int
+    leaves: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    stats: tuple[TensorStat, ...] = ()
+    violation: Violation | None = None
+    warnings: tuple[Violation, ...] = ()
+    needs_trace: bool = False
+    origin: Origin | None = None
+    signature: Signature = ()
+    version: int = 0
+    suspects: tuple[Rule, ...] = ()
+    unsettled: tuple[Rule, ...] = ()
+    oddities: tuple[Oddity, ...] = ()
+
+
+class Guard:
+    """See the module. `say` prints a line for the user; `on_refused` is told of a violation right before BadBatchError is raised."""
+
+    def __init__(self, *, say: Callable[[str], None], on_refused: Callable[[Violation], None]) -> None:
+        self._say = say
+        self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(), Scalars()
+        self._tracer = Tracer(self._names, self._contract, on_refused)
+        self._plans: dict[Signature, tuple[int, Plan]] = {}
+        self._batches = 0
+        self._off = False
+
+    def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
+        """Check a batch that has just left a DataLoader. Never changes it."""
+        self._batches += 1
+        return self._guarded(lambda: self._check(batch, indices, worker), Checked(batch_id=self._batches))
+
+    def handed_over(self, checked: Checked, batch: object) -> None:
+        """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
+        self._guarded(lambda: self._hand_over(checked, batch), None)
+
+    def fresh(self, checked: Checked) -> Checked:
+        """The same batch judged by what was learned since it was fetched (loops that fetch ahead)."""
+        return self._guarded(lambda: self._judged_again(checked), checked)
+
+    @property
+    def tracing(self) -> bool:
+        """Whether the step at hand is a traced one: what is fetched meanwhile must not land on its tape."""
+        return self._tracer.tracing
+
+    def step_ended(self) -> None:
+        """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
+        if self._tracer.tracing:
+            self._guarded(self._tracer.end, None)
+
+    def repaired(self, batch: object, checked: Checked) -> object | None:
+        """A copy of the batch that the model can take, or None where no value makes it so."""
+        return self._guarded(lambda: self._repair(batch, checked), None)
+
+    def model_seen(self, module: torch.nn.Module) -> None:
+        """A model (wrapped or not), for the names of its modules."""
+        self._guarded(lambda: self._names.learn(module), None)
+
+    def contract(self) -> dict[str, object]:
+        """All that is guarded and all that is not, JSON-able."""
+        return self._guarded(lambda: as_table(self._contract), {"traces": 0, "guarded": [], "opaque": []})
+
+    # Fail open
+
+    def _guarded(self, body: Callable[[], Result], otherwise: Result) -> Result:
+        if self._off:
+            return otherwise
+        try:
+            return body()
+        except BadBatchError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self._turn_off(f"{type(error).__name__}: {error}")
+            return otherwise
+
+    def _turn_off(self, why: str) -> None:
+        self._off = True
+        self._tracer.abandon()
+        self._plans.clear()
+        self._say(f"the batch guard turned itself off, the training goes on unguarded ({why})")
+
+    # Checking
+
+    def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
+        leaves = leaves_of(batch)
+        signature = signature_of(leaves, self._names.training(), self._scalars.of(batch))
+        with without_modes():
+            checked, seen = self._judged(self._batches, leaves, signature, Origin(leaves=leaves, indices=indices, worker=worker))
+        if checked.violation is None:
+            self._seen.took(leaves, seen)
+        return checked
+
+    def _judged(
+        self, number: int, leaves: Mapping[str, torch.Tensor], signature: Signature, origin: Origin
+    ) -> tuple[Checked, dict[str, Extremes]]:
+        plan = self._plan(signature, leaves)
+        seen = {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
+        findings = plan.findings(leaves, seen)
+        oddities = self._seen.oddities(leaves, seen)
+        violation, warnings = verdict(self._contract, findings, oddities, origin) if findings or oddities else (None, ())
+        untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED
+        checked = Checked(
+            batch_id=number,
+            leaves=leaves,
+            stats=tuple(seen[key].stat(key, tensor) for key, tensor in leaves.items()),
+            violation=violation,
+            warnings=warnings,
+            needs_trace=bool(leaves) and bool(untaught or findings or plan.unsettled or plan.broken),
+            origin=origin,
+            signature=signature,
+            version=self._contract.version,
+            suspects=tuple(finding.rule for finding in findings),
+            unsettled=(*plan.unsettled, *plan.broken),
+            oddities=tuple(oddities),
+        )
+        return checked, seen
+
+    def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor]) -> Plan:
+        if any(table.changed() for table in self._contract.tables):
+            self._contract.forget()  # the model was rebuilt
+        known = self._plans.get(signature)
+        if known is not None and known[0] == self._contract.version:
+            return known[1]
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        plan = plan_for(self._contract.usable(structure_of(signature)), leaves, shapes_of(leaves))
+        self._plans[signature] = (self._contract.version, plan)
+        return plan
+
+    # Tracing and repair
+
+    def _judged_again(self, checked: Checked) -> Checked:
+        if checked.origin is None or checked.version == self._contract.version:
+            return checked
+        with without_modes():
+            return self._judged(checked.batch_id, checked.leaves, checked.signature, checked.origin)[0]
+
+    def _hand_over(self, checked: Checked, batch: object) -> None:
+        checked = self._judged_again(checked)
+        if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
+            return
+        with without_modes():
+            lesson = _lesson(checked)
+        if self._tracer.start():
+            flight = Flight(
+                lesson=lesson, origin=checked.origin, tensors=leaves_of(batch), suspects=checked.suspects, unsettled=checked.unsettled
+            )
+            self._tracer.enter(flight)
+
+    def _repair(self, batch: object, checked: Checked) -> object | None:
+        with without_modes():
+            return self._stand_in(batch, checked)
+
+    def _stand_in(self, batch: object, checked: Checked) -> object | None:
+        structure = structure_of(checked.signature)
+
+        def recheck(leaves: Mapping[str, torch.Tensor]) -> list[Finding]:
+            plan = plan_for(self._contract.usable(structure), leaves, shapes_of(leaves))
+            return plan.findings(leaves, {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()})
+
+        legal = legal_stand_in(checked.leaves, checked.oddities, self._seen, recheck, resolver(shapes_of(checked.leaves)))
+        if legal is None:
+            return None
+        own: Any = leaves_of(batch)
+        moved = {key: tensor.to(own[key].device) if own[key].device.type != "meta" else tensor for key, tensor in legal.items()}
+        stand_in: object = replaced(batch, moved)
+        return stand_in
+
+
+def _lesson(checked: Checked) -> Lesson:
+    """A copy of what is needed to check what the traced step will teach: the loop may write to the batch."""
+    small = {key: t for key, t in checked.leaves.items() if t.device.type == "cpu" and t.numel() <= MAX_SNAPSHOT_ELEMENTS}
+    return Lesson(
+        batch=checked.batch_id,
+        leaves={key: tensor.detach().clone() for key, tensor in small.items()},
+        shapes=shapes_of(checked.leaves),
+        structure=structure_of(checked.signature),
+        name=f"batch {checked.batch_id}",
+    )

@@ -1,0 +1,75 @@
+"""What it means to offend, for each kind of use. Pure functions of tensors, on whatever device they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_watchdog_agent.contract.bounds import Range
+from torch_watchdog_agent.contract.consumers import Kind
+
+__all__ = ["ctc_frames_needed", "offending", "outside"]
+
+
+def outside(values: torch.Tensor, allowed: Range) -> torch.Tensor:
+    """Where the values are not allowed."""
+    bad = (values < allowed.low) | (values > allowed.high)
+    if values.is_floating_point():
+        bad |= values.isnan()
+    return bad if allowed.ignored is None else bad & (values != allowed.ignored)
+
+
+def offending(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, options: Mapping[str, Any]) -> torch.Tensor | None:
+    """A mask over the first of `values`, or None where nothing offends. `spread` and `float` have no elements: a mask of one."""
+    if kind == "spread":
+        return torch.ones(1, dtype=torch.bool) if allowed.high < 1 else None
+    if kind == "float":
+        return None if values[0].is_floating_point() else torch.ones(1, dtype=torch.bool)
+    if kind == "some":
+        supervised = values[0].numel() and bool((values[0] != allowed.ignored).any())
+        return None if supervised else torch.ones_like(values[0], dtype=torch.bool, device="cpu")
+    if values[0].numel() == 0:
+        return None
+    bad = _mask(kind, values, allowed, options)
+    return bad if bool(bad.any()) else None
+
+
+def _mask(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, options: Mapping[str, Any]) -> torch.Tensor:
+    if kind == "rows":
+        hidden = ~values[0].bool() if options["keeps"] else values[0].bool()
+        return hidden.all(options["dim"], keepdim=True).expand(hidden.shape)
+    if kind == "groups":
+        return _unequal(values[0])
+    if kind == "ctc":
+        return _ctc_misfits(values, allowed, options)
+    return outside(values[0], allowed)
+
+
+def _unequal(mask: torch.Tensor) -> torch.Tensor:
+    """Rows whose count is not the commonest, where the total cannot be laid out in rows."""
+    counts = mask.flatten(1).sum(1)
+    if int(counts.sum()) % len(counts) == 0:
+        return torch.zeros_like(mask)
+    odd = counts != counts.mode().values
+    return odd.reshape(-1, *[1] * (mask.dim() - 1)).expand(mask.shape)
+
+
+def ctc_frames_needed(labels: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Frames that each row of `labels` [N, S] needs: its length, and a blank between equal neighbours."""
+    place = torch.arange(1, labels.shape[1], device=labels.device)
+    repeats = (labels[:, 1:] == labels[:, :-1]) & (place[None] < lengths[:, None])
+    return lengths + repeats.sum(1)
+
+
+def _ctc_misfits(values: Sequence[torch.Tensor], allowed: Range, options: Mapping[str, Any]) -> torch.Tensor:
+    """Cells of `targets` [N, S] that are no class, and whole rows whose lengths cannot be met. Flat targets: only the classes."""
+    labels, frames, lengths = (part.to("cpu", torch.int64) for part in values)
+    if labels.dim() != 2:
+        return outside(labels, allowed)
+    read = torch.arange(labels.shape[1])[None] < lengths[:, None]
+    bad_rows = (lengths < 0) | (lengths > labels.shape[1]) | (frames < 0) | (frames > options["frames"])
+    if not options["endless_is_zero"]:
+        bad_rows |= ctc_frames_needed(labels, lengths) > frames
+    return (outside(labels, allowed) & read) | bad_rows[:, None].expand(labels.shape)

@@ -1,0 +1,228 @@
+"""What the traces taught: the rules, merged over all of them, and what could not be covered. Owns the merging and the self-check.
+
+Knows nothing of modes, numpy or words. A rule enters only where replaying it on the traced batch gives the index that the consumer really got.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from torch_watchdog_agent.contract.bounds import BIG, LiveTable
+from torch_watchdog_agent.contract.kinds import offending
+from torch_watchdog_agent.contract.nodes import LeafRef
+from torch_watchdog_agent.contract.recipe import Recipe, agreed, cut
+from torch_watchdog_agent.contract.replay import as_recorded, replayed
+from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
+from torch_watchdog_agent.contract.tape import Site, Tape, sampled
+
+__all__ = ["Contract", "Lesson", "rule_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One batch of a traced step: its tensors on the CPU as they were at hand-over, and its structure."""
+
+    batch: int
+    leaves: Mapping[str, torch.Tensor]
+    shapes: Shapes
+    structure: Any
+    name: str
+
+
+@dataclass(slots=True)
+class Contract:
+    """All rules. `version` changes whenever a check may come out differently."""
+
+    rules: dict[Any, Rule] = field(default_factory=dict)
+    opaque: dict[tuple[str, str, str | None, str], str] = field(default_factory=dict)
+    traces_of: Counter[Any] = field(default_factory=Counter)
+    flowed: set[str] = field(default_factory=set)
+    handled: set[str] = field(default_factory=set)
+    tables: list[LiveTable] = field(default_factory=list)  # those that rules read, each once
+    traces: int = 0
+    version: int = 0
+
+    def forget(self) -> None:
+        """The model was rebuilt or resized: start over."""
+        self.rules.clear()
+        self.tables.clear()
+        self.traces_of.clear()
+        self.version += 1
+
+    def first_consumer(self, key: str) -> Rule | None:
+        """The first rule over a tensor of the batch."""
+        return min((rule for rule in self.rules.values() if key in rule.recipe.leaves.values()), key=lambda rule: rule.order, default=None)
+
+    def usable(self, structure: Any) -> list[Rule]:
+        """The rules that hold for batches of this structure, in the order in which the step meets them."""
+        return sorted((rule for rule in self.rules.values() if rule.usable and structure in rule.structures), key=lambda rule: rule.order)
+
+    def learn(self, tape: Tape, lessons: Iterable[Lesson], *, whole: bool) -> None:
+        """Take in one traced step. `whole`: it ran to its end, so that a rule that did not show up was not needed."""
+        taught = {lesson.batch: lesson for lesson in lessons}
+        if not taught:
+            return
+        self.traces += 1
+        self.version += 1
+        met: set[int] = set()
+        ordinals: Counter[Any] = Counter()
+        for site in tape.sites:
+            rule = self._met(tape, site, taught, ordinals)
+            if rule is not None:
+                met.add(id(rule))
+        for lesson in taught.values():
+            self.traces_of[lesson.structure] += 1
+            if whole:
+                self._doubt_absent(lesson, met)
+        self._note_flows(tape)
+        self._note_tables()
+
+    def _note_tables(self) -> None:
+        self.tables = []
+        for rule in self.rules.values():
+            if rule.live is not None and not any(rule.live.same(known) for known in self.tables):
+                self.tables.append(rule.live)
+
+    def _met(self, tape: Tape, site: Site, taught: Mapping[int, Lesson], ordinals: Counter[Any]) -> Rule | None:
+        if site.impure is not None:
+            self.opaque[(site.name, site.use.arg, site.place.module, site.place.source)] = site.impure
+            return None
+        recipe = cut(tape, site, lambda batches: _shapes(taught, batches))
+        lesson = _lesson_of(recipe, site, taught)
+        if lesson is None:
+            return None
+        rule = rule_of(tape, site, recipe, lesson, order=len(self.rules))
+        key = _key(rule)
+        ordinals[(lesson.batch, key)] += 1
+        key = (*key, ordinals[(lesson.batch, key)])
+        rule.opaque = rule.opaque or self_check(rule, site, lesson)
+        return self._merge(key, rule, lesson)
+
+    def _merge(self, key: Any, rule: Rule, lesson: Lesson) -> Rule:
+        known = self.rules.get(key)
+        if known is not None and _limits_clash(known, rule):
+            known.doubt = rule.doubt = "its limit differs from step to step"
+            key = (*key, "rows", _first(rule.rows))
+            known = self.rules.get(key)
+        if known is None:
+            known = self.rules[key] = rule
+        else:
+            _narrow(known, rule)
+        known.traces += 1
+        known.last_trace = self.traces
+        known.structures.add(lesson.structure)
+        return known
+
+    def _doubt_absent(self, lesson: Lesson, met: set[int]) -> None:
+        for rule in self.rules.values():
+            if lesson.structure in rule.structures and id(rule) not in met and rule.doubt is None:
+                rule.doubt = "not every step needs it"
+
+    def _note_flows(self, tape: Tape) -> None:
+        self.flowed |= {key for _, key in tape.flowed}
+        self.handled |= {key for _, key in tape.handled}
+
+
+def _shapes(taught: Mapping[int, Lesson], batches: frozenset[int]) -> Shapes:
+    known = [taught[batch].shapes for batch in batches if batch in taught]
+    return known[0] if len(known) == 1 else {}
+
+
+def _lesson_of(recipe: Recipe, site: Site, taught: Mapping[int, Lesson]) -> Lesson | None:
+    """The batch that a site belongs to; None where it draws on several (a count over all micro-batches)."""
+    if len(recipe.batches) > 1:
+        return None
+    batch = next(iter(recipe.batches), site.batch)
+    return None if batch is None else taught.get(batch)
+
+
+def rule_of(tape: Tape, site: Site, recipe: Recipe, lesson: Lesson, *, order: int) -> Rule:
+    """What one site says by itself."""
+    use = site.use
+    rows: Size | int = use.rows if use.fixed or use.rows >= BIG else fresh(use.rows, lesson.shapes)
+    return Rule(
+        order=order,
+        op=site.name,
+        arg=use.arg,
+        kind=use.kind,
+        place=site.place,
+        recipe=recipe,
+        low=use.low,
+        ignored=use.ignored,
+        wraps=use.wraps,
+        options={**use.options, **({"frames": BIG} if use.kind == "ctc" else {})},
+        rows=rows,
+        live=site.live,
+        learned_from=lesson.name,
+        doubt=_first_doubt(tape, site, recipe),
+        opaque="values from outside the batch that are too large to keep feed it" if recipe.missing else None,
+    )
+
+
+def _first_doubt(tape: Tape, site: Site, recipe: Recipe) -> str | None:
+    if site.live is None and not site.settled:
+        return "its limit may depend on data"
+    mine: set[LeafRef] = {(batch, key) for batch in recipe.batches for key in recipe.leaves.values()}
+    if any(read.leaves & mine and read.call != site.place.call for read in tape.reads if read.position <= site.position):
+        return "the program looks at the data first"
+    return None
+
+
+def _key(rule: Rule) -> tuple[Any, ...]:
+    options = tuple(sorted((name, str(value)) for name, value in rule.options.items()))
+    return (
+        rule.op,
+        rule.arg,
+        rule.kind,
+        rule.place.module,
+        rule.place.source,
+        rule.low,
+        rule.ignored,
+        rule.wraps,
+        options,
+        rule.recipe.form,
+    )
+
+
+def self_check(rule: Rule, site: Site, lesson: Lesson) -> str | None:
+    """Replay the recipe on the traced batch: it must give the very index that the consumer got, and the batch must be legal."""
+    if rule.kind == "spread":
+        return None
+    try:
+        values = replayed(rule.recipe, lesson.leaves, as_recorded)
+    except (RuntimeError, IndexError, KeyError, TypeError, ValueError) as error:
+        return f"it cannot be computed again: {type(error).__name__}"
+    again = sampled(values[0])
+    if site.sample is None or again.shape != site.sample.shape or not torch.equal(again.to(site.sample.dtype), site.sample):
+        return "computing it again gives other values"
+    if offending(rule.kind, values, rule.allowed(lesson.shapes), rule.options) is not None:
+        return "a batch that was trained on breaks it"
+    return None
+
+
+def _first(rows: Size | int) -> int:
+    return rows if isinstance(rows, int) else as_recorded(rows, ())
+
+
+def _limits_clash(known: Rule, rule: Rule) -> bool:
+    if known.live is not None and rule.live is not None:
+        return known.live.alive and not known.live.same(rule.live) and known.live.rows() != rule.live.rows()
+    if isinstance(known.rows, int) or isinstance(rule.rows, int):
+        return known.rows != rule.rows
+    return not known.rows.readings & rule.rows.readings
+
+
+def _narrow(known: Rule, rule: Rule) -> None:
+    """Keep what fits both."""
+    if isinstance(known.rows, Size) and isinstance(rule.rows, Size):
+        known.rows = merged(known.rows, rule.rows)
+    known.opaque = known.opaque or rule.opaque or agreed(known.recipe, rule.recipe)
+    known.doubt = known.doubt or rule.doubt
+    known.live = rule.live
+    known.place = replace(rule.place)

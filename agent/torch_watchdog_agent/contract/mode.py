@@ -1,0 +1,147 @@
+"""The dispatch mode that feeds a tape while a step is traced. Owns pushing and popping, which are not nested in the user's program.
+
+A dispatch mode, because a function mode makes torch.compile recompile. While it is pushed torch.compile runs eagerly ("force_eager"): frames
+first seen under a mode would otherwise stay eager for ever, silently.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from torch_watchdog_agent.contract.consumers import Use, uses_of
+from torch_watchdog_agent.contract.frames import Place, place_of_call
+from torch_watchdog_agent.contract.nodes import Schema, schema_of
+from torch_watchdog_agent.contract.tape import Site, Tape
+from torch_watchdog_agent.contract.watchers import Watchers
+from torch_watchdog_agent.errors import BadBatchError
+
+__all__ = ["TraceMode", "modes_on_stack", "without_modes"]
+
+Examine = Callable[[Site, Sequence[torch.Tensor], torch.Tensor | None], None]
+
+
+def modes_on_stack() -> int:
+    """How many dispatch modes are pushed on this thread."""
+    return int(torch._C._len_torch_dispatch_stack())
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Our own tensor work: seen by no mode, recorded by no autograd."""
+    with torch.no_grad():
+        if modes_on_stack():
+            with _disable_current_modes():
+                yield
+        else:
+            yield
+
+
+class TraceMode(TorchDispatchMode):  # type: ignore[misc]
+    """Records every operator of a traced step; `examine` is asked about each use before its operator runs, and may raise BadBatchError."""
+
+    supports_higher_order_operators = True  # flex_attention and cond raise under a mode that does not say so
+
+    def __init__(self, tape: Tape, examine: Examine) -> None:
+        super().__init__()
+        self.tape, self.watchers = tape, Watchers(tape)
+        self.failure: Exception | None = None
+        self.pushed, self.refused = False, False
+        self._examine = examine
+        self._stance: Any = None
+
+    def push(self) -> bool:
+        """Start recording; False where another mode is at work on this thread."""
+        if modes_on_stack():
+            return False
+        self.__enter__()
+        self.pushed = True
+        self._hold_compile()
+        return True
+
+    def pop(self) -> bool:
+        """Stop recording; False where another mode was pushed over ours: try again later."""
+        if not self.pushed:
+            return True
+        depth = modes_on_stack()
+        if depth == 0 or torch._C._get_dispatch_stack_at(depth - 1) is not self:
+            return False
+        self.__exit__(None, None, None)
+        self.pushed = False
+        self._release_compile()
+        return True
+
+    def _hold_compile(self) -> None:
+        # Importing dynamo takes seconds: where nobody has, there is no compiled frame yet.
+        if self._stance is None and "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stance = torch.compiler.set_stance("force_eager")
+            stance.__enter__()
+            self._stance = stance
+
+    def _release_compile(self) -> None:
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if (
+            self.failure is not None
+            or self.refused
+            or not isinstance(func, torch._ops.OpOverload)
+            or torch._C._current_graph_task_id() != -1
+        ):
+            return func(*args, **kwargs)  # failed, refused, a higher-order operator, or backward
+        schema = schema_of(func)
+        if schema.fused:
+            return func(*args, **kwargs)
+        self._guarded(self._before, func, schema, args, kwargs)
+        out = func(*args, **kwargs)
+        self._guarded(self._after, func, schema, args, kwargs, out)
+        return out
+
+    def _guarded(self, body: Callable[..., None], *args: Any) -> None:
+        """Whatever fails in our own record, the operator runs."""
+        try:
+            with torch.no_grad():
+                body(*args)
+        except BadBatchError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self.failure = error
+
+    def _before(self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._hold_compile()
+        for use in uses_of(func, schema.position, args, kwargs):
+            self._consume(use, schema.name, func, args)
+
+    def _consume(self, use: Use, name: str, func: Any, args: tuple[Any, ...]) -> None:
+        place = place_of_call(self.tape.names)
+        tensors = use.tensors
+        site = self.tape.consume(use, self._op_name(name, func, args, place), place, self.tape.latest)
+        table, use.tensors, use.table = use.table, (), None
+        self._examine(site, tensors, table)
+
+    def _op_name(self, name: str, func: Any, args: tuple[Any, ...], place: Place) -> str:
+        """The name that a user knows. one_hot has no frame of its own: it looks at the smallest class, then scatters ones."""
+        if func is torch.ops.aten.scatter_.value and args[3] == 1 and self.tape.reads and self.tape.reads[-1].call == place.call:
+            return "one_hot"
+        return place.op or _trimmed(name)
+
+    def _after(self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        read = place_of_call(self.tape.names).call if schema.name == "_local_scalar_dense" else None
+        self.tape.record(func, schema, args, kwargs, out, read)
+        for use, name in self.watchers.seen(schema.name, args, out):
+            self._consume(use, name, func, args)
+
+
+def _trimmed(name: str) -> str:
+    name = name.strip("_")
+    for ending in ("_forward_only", "_forward"):
+        name = name.removesuffix(ending)
+    return {"nll_loss2d": "nll_loss", "index_put_impl": "index_put", "unsafe_index": "index"}.get(name, name)

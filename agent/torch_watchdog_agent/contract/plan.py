@@ -1,0 +1,198 @@
+"""The checks for batches of one signature (keys, shapes, dtypes), made ready once. Owns what is checked how; judges one batch at a time.
+
+A rule over one leaf is first held against the whole leaf, which is exact for most and enough for all batches that pass; only where that
+fails are the elements that really reach the consumer looked at. Other rules are replayed unless they follow from the leaf checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torch_watchdog_agent.contract.bounds import Range
+from torch_watchdog_agent.contract.check import Extremes, allows, extremes
+from torch_watchdog_agent.contract.discharge import ValueSets, follows, value_sets
+from torch_watchdog_agent.contract.kinds import offending
+from torch_watchdog_agent.contract.recipe import VIEWS
+from torch_watchdog_agent.contract.replay import Program, instantiated
+from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.sizes import AmbiguousSizeError, Shapes
+
+__all__ = ["Finding", "Plan", "plan_for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A rule that a batch breaks: the replayed values, and where they offend."""
+
+    rule: Rule
+    allowed: Range
+    values: tuple[torch.Tensor, ...]
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One rule for this signature. `program` is None where the whole leaf is what reaches the consumer."""
+
+    rule: Rule
+    allowed: Range
+    program: Program | None
+    dropped: int = 0  # elements of the leaf that never reach the consumer
+
+
+@dataclass(slots=True)
+class Plan:
+    """All checks of one signature. `unsettled`: rules that cannot say anything about these shapes before one more trace."""
+
+    by_leaf: dict[str, list[Check]] = field(default_factory=dict)
+    derived: list[Check] = field(default_factory=list)
+    proved: list[Check] = field(default_factory=list)  # hold while every leaf passes as a whole
+    shape: list[Finding] = field(default_factory=list)
+    unsettled: list[Rule] = field(default_factory=list)
+    broken: list[Rule] = field(default_factory=list)  # their computation fails at these shapes
+    ignored: dict[str, int] = field(default_factory=dict)
+
+    def findings(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Finding]:
+        """What this batch breaks, the first consumer first."""
+        found, weak = list(self.shape), False
+        for key, checks in self.by_leaf.items():
+            for check in checks:
+                if not _passes(check, seen[key]):
+                    one = _judged(check, leaves)
+                    weak = True
+                    found += [one] if one is not None else []
+        for check in (*self.derived, *self.proved) if weak else self.derived:
+            one = _judged(check, leaves)
+            found += [one] if one is not None else []
+        return sorted(found, key=lambda finding: finding.rule.order) if len(found) > 1 else found
+
+
+def _passes(check: Check, seen: Extremes) -> bool:
+    """Whether the whole leaf says that nothing can be wrong."""
+    if check.rule.kind == "some":
+        return seen.array is not None and seen.ignored + check.dropped < seen.array.size
+    return allows(check.allowed, seen)
+
+
+def _judged(check: Check, leaves: Mapping[str, torch.Tensor]) -> Finding | None:
+    values = check.program.run(leaves) if check.program is not None else (leaves[next(iter(check.rule.recipe.leaves.values()))],)
+    mask = offending(check.rule.kind, values, check.allowed, check.rule.options)
+    return None if mask is None else Finding(rule=check.rule, allowed=check.allowed, values=values, mask=mask)
+
+
+def plan_for(rules: Sequence[Rule], leaves: Mapping[str, torch.Tensor], shapes: Shapes) -> Plan:
+    """The checks for this batch's signature. Costs milliseconds: once per signature."""
+    plan = Plan()
+    readable = {key: tensor for key, tensor in leaves.items() if tensor.device.type == "cpu"}
+    pending: list[Check] = []
+    for rule in rules:
+        if any(key not in readable for key in rule.recipe.leaves.values()):
+            continue
+        try:
+            pending += _enter(plan, rule, readable, shapes)
+        except AmbiguousSizeError:
+            plan.unsettled.append(rule)
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            plan.broken.append(rule)
+    _sort_out(plan, pending, readable)
+    return plan
+
+
+def _enter(plan: Plan, rule: Rule, leaves: Mapping[str, torch.Tensor], shapes: Shapes) -> Iterator[Check]:
+    allowed = rule.allowed(shapes)
+    if rule.kind == "spread":
+        if allowed.high < 1:
+            plan.shape.append(Finding(rule=rule, allowed=allowed, values=(), mask=torch.ones(1, dtype=torch.bool)))
+        return
+    recipe = rule.recipe
+    if not recipe.leaves and not recipe.steps:
+        return
+    program = Program(recipe, instantiated(recipe, leaves, shapes))
+    check = Check(rule=rule, allowed=allowed, program=program)
+    if not recipe.leaves:
+        one = _judged(check, leaves)
+        plan.shape += [one] if one is not None else []
+        return
+    yield check
+
+
+def _sort_out(plan: Plan, pending: Sequence[Check], leaves: Mapping[str, torch.Tensor]) -> None:
+    """Whole-leaf checks first; then everything that follows from them is set aside."""
+    for check in pending:
+        key = check.rule.recipe.one_leaf or _only_leaf(check)
+        if key is not None and _leaf_is_enough(check, key, leaves[key]):
+            plan.by_leaf.setdefault(key, []).append(_whole(check, key, leaves[key]))
+            if check.allowed.ignored is not None:
+                plan.ignored.setdefault(key, check.allowed.ignored)
+        else:
+            plan.derived.append(check)
+    for key, checks in plan.by_leaf.items():
+        plan.by_leaf[key] = _undominated(checks)
+    sets = _leaf_sets(plan, leaves)
+    plan.proved = [check for check in plan.derived if follows(check.rule, check.program, check.allowed, sets)]
+    plan.derived = [check for check in plan.derived if check not in plan.proved]
+
+
+def _only_leaf(check: Check) -> str | None:
+    names = set(check.rule.recipe.leaves.values())
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def _leaf_is_enough(check: Check, key: str, leaf: torch.Tensor) -> bool:
+    """Whether a leaf that is legal as a whole makes the index legal."""
+    if check.rule.kind == "some":
+        return check.rule.recipe.one_leaf is not None and _moves_only(check) and check.rule.ignored == (check.allowed.ignored)
+    if check.rule.kind != "range":
+        return False
+    if check.rule.recipe.is_direct:
+        return True
+    return follows(check.rule, check.program, check.allowed, {key: value_sets(leaf, [check.allowed])})
+
+
+def _moves_only(check: Check) -> bool:
+    return all(step.name in VIEWS or step.name in ("slice", "select", "constant_pad_nd", "unbind") for step in check.rule.recipe.steps)
+
+
+def _whole(check: Check, key: str, leaf: torch.Tensor) -> Check:
+    exact = check.rule.recipe.is_direct and all(step.name in VIEWS for step in check.rule.recipe.steps)
+    dropped = 0
+    if check.rule.kind == "some" and check.program is not None:
+        ids = torch.arange(leaf.numel(), device="cpu").reshape(leaf.shape)
+        (reached,) = check.program.run({key: ids})
+        kept = set(reached.reshape(-1).tolist()) if leaf.numel() <= 1 << 16 else None
+        # a large leaf: what is not there any more was dropped; a padding value counts as one element at most
+        dropped = leaf.numel() - (
+            len(kept & set(range(leaf.numel()))) if kept is not None else min(leaf.numel(), reached.unique().numel() - 1)
+        )
+    return Check(
+        rule=check.rule, allowed=check.allowed, program=None if exact and check.rule.kind == "range" else check.program, dropped=dropped
+    )
+
+
+def _undominated(checks: Sequence[Check]) -> list[Check]:
+    """Without the checks that another check of the same leaf makes needless."""
+    kept: list[Check] = []
+    for check in sorted(checks, key=lambda one: (one.rule.kind, one.allowed.high - one.allowed.low, one.rule.order)):
+        stronger = (other for other in kept if other.rule.kind == check.rule.kind == "range" and other.program is None)
+        if not any(other.allowed.within(check.allowed) and other.rule.acts_alone >= check.rule.acts_alone for other in stronger):
+            kept.append(check)
+    return kept
+
+
+def _leaf_sets(plan: Plan, leaves: Mapping[str, torch.Tensor]) -> ValueSets:
+    """The values that each leaf may hold once it has passed its checks."""
+    sets = {}
+    for key, tensor in leaves.items():
+        ranges = [check.allowed for check in plan.by_leaf.get(key, ()) if check.rule.kind == "range"]
+        values = value_sets(tensor, ranges)
+        if values is not None:
+            sets[key] = values
+    return sets
+
+
+def read(leaves: Mapping[str, torch.Tensor], ignored: Mapping[str, int]) -> dict[str, Extremes]:
+    """The extremes of every tensor."""
+    return {key: extremes(tensor, ignored.get(key, -100)) for key, tensor in leaves.items()}

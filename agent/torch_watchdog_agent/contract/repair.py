@@ -1,0 +1,105 @@
+"""A legal stand-in for a bad batch: the same keys, shapes and dtypes, offending elements made legal, checked again by the caller's checks.
+
+Its gradients are thrown away; it only keeps the collectives of the step whole. None where no value repairs it (a length, for example).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from torch_watchdog_agent.contract.findings import Oddity, Seen
+from torch_watchdog_agent.contract.origin import element_ids
+from torch_watchdog_agent.contract.plan import Finding
+from torch_watchdog_agent.contract.replay import Resolve
+
+__all__ = ["Recheck", "legal_stand_in"]
+
+ROUNDS = 8
+Leaves: TypeAlias = Mapping[str, torch.Tensor]
+Recheck: TypeAlias = Callable[[Leaves], Sequence[Finding]]
+
+
+def legal_stand_in(
+    leaves: Leaves, oddities: Sequence[Oddity], seen: Seen, recheck: Recheck, resolve: Resolve
+) -> dict[str, torch.Tensor] | None:
+    """The tensors to put in place of the batch's own, or None."""
+    whole = _without_oddities(leaves, oddities, seen)
+    for mend in (_mended_cells, _mended_samples):
+        candidate = dict(whole)
+        for _ in range(ROUNDS):
+            findings = recheck(candidate)
+            if not findings:
+                return {key: tensor for key, tensor in candidate.items() if tensor is not leaves[key]}
+            changed = mend(candidate, findings, resolve)
+            if not changed:
+                break
+            candidate.update(changed)
+    return None
+
+
+def _without_oddities(leaves: Leaves, oddities: Sequence[Oddity], seen: Seen) -> dict[str, torch.Tensor]:
+    whole = dict(leaves)
+    for odd in oddities:
+        tensor = whole[odd.key]
+        if odd.kind == "batch.not_finite":
+            whole[odd.key] = torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0)
+        elif odd.kind == "batch.dtype":
+            whole[odd.key] = tensor.to(seen.dtype_of(odd.key) or tensor.dtype)
+        elif odd.kind == "batch.device":
+            whole[odd.key] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=seen.device_of(odd.key) or "cpu")
+    return whole
+
+
+def _mended_cells(leaves: Leaves, findings: Sequence[Finding], resolve: Resolve) -> dict[str, torch.Tensor]:
+    """Every offending cell set to a value that its consumer takes."""
+    changed: dict[str, torch.Tensor] = {}
+    for finding in findings:
+        recipe = finding.rule.recipe
+        for key in dict.fromkeys(recipe.leaves.values()):
+            ids = element_ids(recipe, leaves, key, resolve)
+            if ids.shape != finding.mask.shape:
+                continue
+            hits = ids[finding.mask & (ids >= 0)].unique()
+            if finding.rule.kind == "some":
+                hits = hits[:1]
+            if hits.numel():
+                tensor = changed.get(key, leaves[key]).clone()
+                tensor.reshape(-1)[hits] = _legal(finding)
+                changed[key] = tensor
+    return changed
+
+
+def _legal(finding: Finding) -> int:
+    if finding.rule.kind == "range" and finding.allowed.ignored is not None:
+        return finding.allowed.ignored
+    return max(0, int(finding.allowed.low)) if finding.rule.kind == "range" else 0
+
+
+def _mended_samples(leaves: Leaves, findings: Sequence[Finding], resolve: Resolve) -> dict[str, torch.Tensor]:
+    """Every offending sample replaced by a sample of the same batch that does not offend."""
+    bad: set[int] = set()
+    count = 0
+    for finding in findings:
+        recipe = finding.rule.recipe
+        for key in dict.fromkeys(recipe.leaves.values()):
+            ids = element_ids(recipe, leaves, key, resolve)
+            tensor = leaves[key]
+            if ids.shape != finding.mask.shape or tensor.dim() == 0 or tensor.shape[0] == 0:
+                continue
+            hits = ids[finding.mask & (ids >= 0)]
+            bad.update((hits // max(1, tensor[0].numel())).tolist())
+            count = tensor.shape[0]
+    good = next((row for row in range(count) if row not in bad), None)
+    if good is None or not bad:
+        return {}
+    return {key: _with_rows(tensor, bad, good) for key, tensor in leaves.items() if tensor.dim() and tensor.shape[0] == count}
+
+
+def _with_rows(tensor: torch.Tensor, rows: set[int], good: int) -> torch.Tensor:
+    copied = tensor.clone()
+    for row in rows:
+        copied[row] = tensor[good]
+    return copied

@@ -1,0 +1,84 @@
+"""A rule: one use that one consumer makes of the batch, as learned over the traces. Owns when a rule may act alone.
+
+A rule alone proves nothing before it has been right: it may act at hand-over when its limit is certain and nothing in the program looks at the
+data first; else its alarm makes the step a traced one, where the consumer itself is checked before it is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_watchdog_agent.contract.bounds import BIG, LiveTable, Range
+from torch_watchdog_agent.contract.consumers import Kind
+from torch_watchdog_agent.contract.frames import Place
+from torch_watchdog_agent.contract.recipe import Recipe
+from torch_watchdog_agent.contract.sizes import Shapes, Size, resolved
+
+__all__ = ["Rule"]
+
+TRACES_FOR_DIRECT = 2
+TRACES_FOR_DERIVED = 3
+UNCONFIRMED_ALLOWED = 2
+AMBIGUOUS_ALLOWED = 24
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Rule:
+    """One learned limit. `opaque` says why it is not used, `doubt` why it may not act alone."""
+
+    order: int
+    op: str
+    arg: str
+    kind: Kind
+    place: Place
+    recipe: Recipe
+    low: int
+    ignored: int | None
+    wraps: bool
+    options: Mapping[str, Any]
+    rows: Size | int
+    live: LiveTable | None
+    learned_from: str
+    structures: set[Any] = field(default_factory=set)
+    traces: int = 0
+    last_trace: int = 0
+    unconfirmed: int = 0
+    ambiguous: int = 0
+    opaque: str | None = None
+    doubt: str | None = None
+
+    def allowed(self, shapes: Shapes) -> Range:
+        """The legal values for a batch of these shapes; AmbiguousSizeError where the readings of the limit disagree."""
+        rows = self.live.rows() if self.live is not None else self.rows if isinstance(self.rows, int) else resolved(self.rows, shapes)
+        if rows >= BIG:
+            return Range(low=self.low, high=BIG, ignored=self.ignored)
+        return Range(low=-rows if self.wraps else self.low, high=rows - 1, ignored=self.ignored)
+
+    @property
+    def usable(self) -> bool:
+        return self.opaque is None
+
+    @property
+    def acts_alone(self) -> bool:
+        """Whether its alarm needs no confirmation."""
+        if self.opaque or self.doubt or self.unconfirmed:
+            return False
+        if self.recipe.is_direct and self.live is not None:
+            return self.traces >= 1
+        if self.recipe.floats:
+            return False
+        return self.traces >= (TRACES_FOR_DIRECT if self.recipe.is_direct else TRACES_FOR_DERIVED)
+
+    def not_confirmed(self) -> None:
+        """Its alarm led to a traced step in which the consumer was content."""
+        self.unconfirmed += 1
+        if self.unconfirmed > UNCONFIRMED_ALLOWED:
+            self.opaque = "its alarms were not confirmed"
+
+    def not_settled(self) -> None:
+        """Its readings disagreed about a batch."""
+        self.ambiguous += 1
+        if self.ambiguous > AMBIGUOUS_ALLOWED:
+            self.opaque = "its sizes could not be settled"

@@ -1,0 +1,48 @@
+"""The contract as a JSON-able table, for `watchdog contract`. Owns the columns; decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_watchdog_agent.contract.bounds import BIG
+from torch_watchdog_agent.contract.learn import Contract
+from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.words import expression, size_words
+
+__all__ = ["as_table"]
+
+
+def as_table(contract: Contract) -> dict[str, object]:
+    """What is guarded, what is not and why."""
+    rules = sorted(contract.rules.values(), key=lambda rule: rule.order)
+    guarded = [_row(rule) for rule in rules if rule.usable and (rule.recipe.leaves or rule.recipe.steps or rule.kind == "spread")]
+    opaque = [{**_row(rule), "why": rule.opaque} for rule in rules if rule.opaque]
+    opaque += [
+        {"key": None, "expression": "", "op": op, "argument": arg, "module": module, "source": source, "why": why}
+        for (op, arg, module, source), why in contract.opaque.items()
+    ]
+    return {"traces": contract.traces, "guarded": guarded, "opaque": opaque}
+
+
+def _row(rule: Rule) -> dict[str, Any]:
+    rows = rule.live.rows() if rule.live is not None else rule.rows
+    return {
+        "key": next(iter(rule.recipe.leaves.values()), None),
+        "expression": expression(rule.recipe),
+        "op": rule.op,
+        "argument": rule.arg,
+        "kind": rule.kind,
+        "bound": _bound(rule, rows),
+        "source": rule.place.source,
+        "module": rule.place.module,
+        "learned_from": rule.learned_from,
+        "acts_alone": rule.acts_alone,
+    }
+
+
+def _bound(rule: Rule, rows: Any) -> dict[str, Any]:
+    high = None if isinstance(rows, int) and rows >= BIG else rows - 1 if isinstance(rows, int) else f"{size_words(rows)} - 1"
+    low: Any = rule.low
+    if rule.wraps:
+        low = -rows if isinstance(rows, int) else f"-{size_words(rows)}"
+    return {"low": low, "high": high, "ignored": [] if rule.ignored is None else [rule.ignored]}

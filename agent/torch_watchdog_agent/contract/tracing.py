@@ -1,0 +1,186 @@
+"""One traced step: the mode that records it, the batches in flight on it, and the refusal of an op that a batch would break.
+
+Owns when the mode is pushed and popped. Several batches may be in flight (prefetching, accumulation); a batch that nothing used yet waits for
+the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torch_watchdog_agent.contract.bounds import BIG, Range
+from torch_watchdog_agent.contract.consumers import Use
+from torch_watchdog_agent.contract.explain import device_violation, plain_violation, violation_of
+from torch_watchdog_agent.contract.frames import ModuleNames
+from torch_watchdog_agent.contract.kinds import offending
+from torch_watchdog_agent.contract.learn import Contract, Lesson, rule_of
+from torch_watchdog_agent.contract.mode import TraceMode, without_modes
+from torch_watchdog_agent.contract.plan import Finding
+from torch_watchdog_agent.contract.recipe import Recipe, cut
+from torch_watchdog_agent.contract.replay import as_recorded, replayed
+from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.tape import Site, Tape
+from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_proto.messages import Violation
+
+__all__ = ["Flight", "Tracer"]
+
+MAX_WAITS = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """A batch that was handed over while a step is traced. `doubted`: rules whose alarm or reading this step is to settle."""
+
+    lesson: Lesson
+    origin: Origin
+    tensors: Mapping[str, torch.Tensor]
+    suspects: Sequence[Rule] = ()
+    unsettled: Sequence[Rule] = ()
+    waits: int = 0
+
+
+@dataclass(slots=True)
+class Tracer:
+    """Traces steps into a contract. `on_refused` is told of a violation right before BadBatchError is raised."""
+
+    names: ModuleNames
+    contract: Contract
+    on_refused: Callable[[Violation], None]
+    mode: TraceMode | None = None
+    flights: dict[int, Flight] = field(default_factory=dict)
+
+    @property
+    def tracing(self) -> bool:
+        return self.mode is not None
+
+    def start(self) -> bool:
+        """Trace from here on; False where another dispatch mode is at work."""
+        if self.mode is None:
+            mode = TraceMode(Tape(self.names), self.examine)
+            if not mode.push():
+                return False
+            self.mode = mode
+        return True
+
+    def enter(self, flight: Flight) -> None:
+        """Tag the tensors of a batch that the loop gets now."""
+        if self.mode is not None:
+            self.flights[flight.lesson.batch] = flight
+            for key, tensor in flight.tensors.items():
+                self.mode.tape.tag(flight.lesson.batch, key, tensor)
+
+    def end(self, *, whole: bool = True) -> bool:
+        """The step is over: learn from it. False where another mode was pushed over ours and the end must wait."""
+        mode = self.mode
+        if mode is None:
+            return True
+        if not mode.pop():
+            return False
+        self.mode = None
+        used = {number: flight for number, flight in self.flights.items() if number in mode.tape.used}
+        waiting = [flight for number, flight in self.flights.items() if number not in used]
+        self.flights = {}
+        if mode.failure is not None:
+            raise mode.failure
+        if not mode.refused:
+            with without_modes():
+                self._learn(mode.tape, used, whole=whole)
+            self._wait(waiting)
+        return True
+
+    def abandon(self) -> None:
+        """Stop tracing and forget what is in flight."""
+        if self.mode is not None:
+            self.mode.refused = True  # it may be under another mode for a while: let it do nothing
+            self.mode.pop()
+        self.mode, self.flights = None, {}
+
+    def _learn(self, tape: Tape, used: Mapping[int, Flight], *, whole: bool) -> None:
+        self.contract.learn(tape, [flight.lesson for flight in used.values()], whole=whole)
+        for flight in used.values() if whole else ():
+            for rule in flight.suspects:
+                rule.not_confirmed()
+            for rule in flight.unsettled:
+                rule.not_settled()
+
+    def _wait(self, flights: Sequence[Flight]) -> None:
+        """Batches that nothing used yet are traced in the step to come, a few times."""
+        again = [flight for flight in flights if flight.waits < MAX_WAITS]
+        if again and self.start():
+            for flight in again:
+                flight.waits += 1
+                self.enter(flight)
+
+    # Before an operator is launched
+
+    def examine(self, site: Site, tensors: Sequence[torch.Tensor], table: torch.Tensor | None) -> None:
+        """Judge one use; raises BadBatchError where the operator must not run."""
+        use = site.use
+        if site.impure is not None and not any(tensor.is_cuda for tensor in tensors):
+            return  # not the batch's doing, and the CPU says so by itself
+        if _on_other_device(use, tensors, table):
+            self._refuse_device(site, tensors[0], table)
+        if use.kind in ("spread", "groups") or any(tensor.device.type == "meta" for tensor in tensors):
+            return  # the framework raises by itself; nothing can be read
+        if use.kind in ("some", "rows") and not torch.is_grad_enabled():
+            return
+        allowed = _allowed(use)
+        mask = offending(use.kind, tensors, allowed, use.options)
+        if mask is not None:
+            self._refuse(site, tensors, allowed, mask)
+
+    def _refuse(self, site: Site, tensors: Sequence[torch.Tensor], allowed: Range, mask: torch.Tensor) -> None:
+        flight, rule = self._blamed(site)
+        if flight is None or rule is None:
+            if site.use.kind == "range" and tensors[0].is_cuda:
+                self._raise(plain_violation(site.name, site.place, int(tensors[0][mask][0]), allowed))
+            return
+        values = self._again(rule.recipe, flight) or tuple(tensor.detach().cpu() for tensor in tensors)
+        finding = Finding(rule=rule, allowed=allowed, values=values, mask=mask.cpu())
+        self._raise(violation_of(finding, flight.origin, as_recorded))
+
+    def _again(self, recipe: Recipe, flight: Flight) -> tuple[torch.Tensor, ...] | None:
+        try:
+            return replayed(recipe, flight.lesson.leaves, as_recorded)
+        except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
+            return None
+
+    def _refuse_device(self, site: Site, index: torch.Tensor, table: torch.Tensor | None) -> None:
+        flight, rule = self._blamed(site)
+        if flight is not None and rule is not None and rule.recipe.leaves and table is not None:
+            self._raise(device_violation(rule, flight.origin, index, table))
+
+    def _blamed(self, site: Site) -> tuple[Flight | None, Rule | None]:
+        """The batch that a site draws on, and what the site says as a rule of its own."""
+        if self.mode is None:
+            return None, None
+        lessons = {number: flight.lesson for number, flight in self.flights.items()}
+        recipe = cut(self.mode.tape, site, lambda batches: next((lessons[b].shapes for b in batches if b in lessons), {}))
+        number = next(iter(recipe.batches), site.batch) if len(recipe.batches) <= 1 else None
+        flight = self.flights.get(number) if number is not None else None
+        if flight is None:
+            return None, None
+        return flight, rule_of(self.mode.tape, site, recipe, flight.lesson, order=0)
+
+    def _raise(self, violation: Violation) -> None:
+        if self.mode is not None:
+            self.mode.refused = True
+        self.on_refused(violation)
+        raise BadBatchError(violation)
+
+
+def _allowed(use: Use) -> Range:
+    return Range(low=-use.rows if use.wraps else use.low, high=BIG if use.rows >= BIG else use.rows - 1, ignored=use.ignored)
+
+
+def _on_other_device(use: Use, tensors: Sequence[torch.Tensor], table: torch.Tensor | None) -> bool:
+    if table is None or not tensors or tensors[0].device == table.device:
+        return False
+    if "meta" in (tensors[0].device.type, table.device.type):
+        return True
+    return not use.any_device and tensors[0].dim() > 0

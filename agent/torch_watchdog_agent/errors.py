@@ -1,0 +1,38 @@
+"""The errors that the agent raises into a training. Owns their words; knows nothing of torch, so that anyone may import it."""
+
+from __future__ import annotations
+
+from torch_watchdog_proto.messages import Violation
+
+__all__ = ["AgentError", "BadBatchError"]
+
+
+class AgentError(Exception):
+    """Anything that the agent raises on purpose."""
+
+
+class BadBatchError(AgentError, RuntimeError):
+    """The model cannot take this batch. The message is the whole diagnosis.
+
+    Not an IndexError: models catch that around their embeddings and put words of their own in its place.
+    """
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(described(violation))
+        self.violation = violation
+
+
+def described(violation: Violation) -> str:
+    """The whole diagnosis as text, one fact a line."""
+    lines = [violation.summary]
+    bound = violation.bound
+    if bound is not None:
+        where = " ".join(
+            part for part in (f"in {bound.module}" if bound.module else "", f"at {bound.source}" if bound.source else "") if part
+        )
+        lines.append(f"refused by {bound.op} {where}".rstrip())
+    sample = violation.batch.sample
+    if sample is not None and sample.dataset_index is not None:
+        lines.append(f"sample: index {sample.dataset_index} of the data set, position {sample.position_in_batch} of the batch")
+    lines += [f"cause: {violation.cause}", f"fix: {violation.fix}"]
+    return "\n  ".join(lines)
