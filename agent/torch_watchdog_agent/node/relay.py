@@ -23,6 +23,7 @@ from torch_watchdog_proto.messages import RankHello, RankMessage
 __all__ = ["Relay"]
 
 _HELLO_TIMEOUT_S = 10.0
+_ACCEPT_S = 0.02  # for a rank that has only just connected
 _LAST_WORDS_S = 0.5  # of ranks that have ended: what they said is still in their sockets
 _MAX_CONNECTIONS = 2048
 _MAX_UNSENT_BYTES = 4 << 20  # a rank that does not read has more trouble than we can help with
@@ -49,6 +50,7 @@ class Relay:
     async def close(self) -> None:
         """No more connections; those that are open end, and their ranks are told up as lost."""
         if self._server is not None:
+            await asyncio.sleep(_ACCEPT_S)
             self._server.close()
         if self._connections:
             await asyncio.wait(tuple(self._connections), timeout=_LAST_WORDS_S)

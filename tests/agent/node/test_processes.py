@@ -1,0 +1,83 @@
+"""The ends of processes that are not ours: seen, with their status, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive
+
+# A parent that leaves its child unreaped for as long as we look: as torchrun does for a tenth of a second.
+PARENT = "import os, sys, time\npid = os.fork()\nif not pid:\n    {child}\nprint(pid, flush=True)\nsys.stdin.read()\n"
+
+
+def ends_of(child: str, after: Callable[[int], None] = lambda pid: None) -> list[Ended]:
+    with subprocess.Popen([sys.executable, "-c", PARENT.format(child=child)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        ended = asyncio.run(watched(pid, after))
+        assert [one.pid for one in ended] == [pid]
+        parent.communicate(b"")
+        return ended
+
+
+async def watched(pid: int, after: Callable[[int], None]) -> list[Ended]:
+    ended: list[Ended] = []
+    seen = asyncio.Event()
+
+    def on_end(end: Ended) -> None:
+        ended.append(end)
+        seen.set()
+
+    watch = ProcessWatch(on_end)
+    watch.watch(pid)
+    watch.watch(pid)
+    after(pid)
+    async with asyncio.timeout(20):
+        await seen.wait()
+    await watch.settle(1)
+    watch.close()
+    return ended
+
+
+def test_an_exit_code_is_seen() -> None:
+    assert ends_of("time.sleep(0.2); os._exit(3)")[0].exit_code == 3
+
+
+def test_a_signal_is_seen() -> None:
+    (ended,) = ends_of("time.sleep(60)", after=lambda pid: os.kill(pid, signal.SIGKILL))
+    assert (ended.exit_code, ended.signal) == (None, signal.SIGKILL)
+
+
+def test_a_process_that_had_ended_already_is_told_too() -> None:
+    (ended,) = asyncio.run(watched(2**22 + 1, lambda pid: None))
+    assert (ended.exit_code, ended.signal) == (None, None)
+
+
+def test_a_zombie_is_not_alive() -> None:
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    deadline = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < deadline:
+        pass
+    assert not is_alive(pid) and is_alive(os.getpid())
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("pid", [0, 1, -5])
+def test_a_pid_that_can_be_no_rank_is_ignored(pid: int) -> None:
+    async def look() -> None:
+        watch = ProcessWatch(lambda end: pytest.fail(f"{end}"))
+        watch.watch(pid)
+        await watch.settle(0.05)
+        watch.close()
+
+    asyncio.run(look())

@@ -1,0 +1,155 @@
+"""The control socket: who may connect, what passes, and that garbage costs only the connection that sent it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from torch_watchdog_agent.node.relay import Relay
+from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
+from torch_watchdog_proto.frames import MAX_FRAME_BYTES, Decoder, encode
+from torch_watchdog_proto.messages import Ack, Leave, Prepare, RankHello, RankNote
+
+
+def hello(rank: int) -> RankHello:
+    return RankHello(rank=rank, local_rank=rank, world_size=2, pid=100 + rank, attempt=0, host="h", version="0.1.0")
+
+
+class Ranks:
+    """A relay and what it passed up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.up: list[ControlUp] = []
+        self.path = folder / "control.sock"
+        self.relay = Relay(folder, on_up=self.up.append)
+
+    async def connect(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        writer.write(data)
+        return reader, writer
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def relay(folder: Path) -> AsyncIterator[Ranks]:
+    folder.chmod(0o700)
+    ranks = Ranks(folder)
+    await ranks.relay.open()
+    try:
+        yield ranks
+    finally:
+        await ranks.relay.close()
+
+
+def run(scenario: Callable[[Ranks], Awaitable[None]], folder: Path) -> None:
+    async def main() -> None:
+        async with relay(folder) as ranks:
+            await scenario(ranks)
+
+    asyncio.run(main())
+
+
+def test_a_ranks_words_pass_up_in_order_and_its_end_is_told(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        ack = Ack(rank=1, generation=1, passed=4)
+        _, writer = await ranks.connect(encode(hello(1)) + encode(ack))
+        await ranks.until(lambda: len(ranks.up) == 2)
+        writer.close()
+        await ranks.until(lambda: len(ranks.up) == 3)
+        assert ranks.up == [
+            RankSaid(attempt=0, message=hello(1)),
+            RankSaid(attempt=0, message=ack),
+            RankLost(attempt=0, rank=1, pid=101),
+        ]
+
+    run(scenario, tmp_path)
+
+
+def test_an_order_reaches_its_rank_only(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        lines = [await ranks.connect(encode(hello(rank))) for rank in (0, 1)]
+        await ranks.until(lambda: len(ranks.relay.hellos()) == 2)
+        for rank, order in ((1, Prepare(generation=1, veto=5)), (0, Leave(generation=2)), (7, Leave(generation=3))):
+            ranks.relay.tell(TellRank(attempt=0, rank=rank, order=order))
+        assert [Decoder().feed(await reader.read(4096)) for reader, _ in lines] == [[Leave(generation=2)], [Prepare(generation=1, veto=5)]]
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        (MAX_FRAME_BYTES + 1).to_bytes(4, "big"),
+        b"\x00\x00\x00\x02{}",
+        encode(Ack(rank=1, generation=1, passed=1)),
+        encode(Leave(generation=1)),
+        encode(hello(1)) + encode(Ack(rank=0, generation=1, passed=1)),
+        encode(hello(1)) + encode(Leave(generation=1)),
+        encode(hello(1)) + encode(RankNote(rank=1, text="x" * 70_000)),
+        encode(hello(-1)),
+    ],
+    ids=range(10),
+)
+def test_garbage_closes_its_own_connection_and_no_other(tmp_path: Path, garbage: bytes) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        good, writer = await ranks.connect(encode(hello(0)))
+        await ranks.until(lambda: len(ranks.up) == 1)
+        bad, _ = await ranks.connect(garbage)
+        async with asyncio.timeout(10):
+            assert await bad.read() == b""
+        writer.write(encode(RankNote(rank=0, text="still here")))
+        await ranks.until(lambda: RankSaid(attempt=0, message=RankNote(rank=0, text="still here")) in ranks.up)
+        assert not good.at_eof()
+
+    run(scenario, tmp_path)
+
+
+def test_the_newest_connection_of_a_rank_counts_and_the_older_ones_end_is_not_told(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        _, old = await ranks.connect(encode(hello(0)))
+        await ranks.until(lambda: len(ranks.up) == 1)
+        new, _ = await ranks.connect(encode(hello(0)))
+        await ranks.until(lambda: len(ranks.up) == 2)
+        old.close()
+        ranks.relay.tell(TellRank(attempt=0, rank=0, order=Leave(generation=1)))
+        assert Decoder().feed(await new.read(4096)) == [Leave(generation=1)]
+        assert not [said for said in ranks.up if isinstance(said, RankLost)]
+
+    run(scenario, tmp_path)
+
+
+def test_what_a_dead_rank_had_said_is_still_heard_when_the_relay_closes(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        with socket.socket(socket.AF_UNIX) as rank:
+            rank.connect(str(ranks.path))
+            rank.sendall(encode(hello(0)) + encode(RankNote(rank=0, text="last words")))
+        await ranks.relay.close()
+        assert [type(said).__name__ for said in ranks.up] == ["RankSaid", "RankSaid", "RankLost"]
+
+    run(scenario, tmp_path)
+
+
+def test_the_socket_is_for_this_user_only(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        assert stat.S_IMODE(os.stat(ranks.path).st_mode) == 0o600
+
+    run(scenario, tmp_path)
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(PermissionError, match="others"):
+        asyncio.run(Relay(tmp_path, on_up=lambda said: None).open())
