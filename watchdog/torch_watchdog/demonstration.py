@@ -7,7 +7,10 @@ person would.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,14 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from torch_watchdog.launch.say import say
+from torch_watchdog.launch.summary import as_typed
 from torch_watchdog.store.read import read_incidents, read_job
 from torch_watchdog_proto.messages import EXIT_BAD_DATA
 
 __all__ = ["Expectation", "judge", "run_demo"]
 
 SCRIPT = Path(__file__).parent / "demo" / "train.py"
-BAD_SAMPLE, BAD_TOKEN, ROWS = 301, 733, 512  # as in the script
+BAD_SAMPLE, BAD_TOKEN, ROWS = 304, 733, 512  # as in the script
+LAUNCH = ("torchrun", "--standalone", "--nproc-per-node", "2", SCRIPT.name)
 LAUNCH_TIMEOUT_S = 120.0
+RUNS = "watchdog_runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,38 +43,48 @@ class Expectation:
 
 def run_demo(*, keep: bool) -> bool:
     """True where everything happened as it must."""
+    if importlib.util.find_spec("torch") is None:
+        say(f"the demo trains, and {sys.executable} has no torch: pip install torch (its CPU build will do)")
+        return False
     with _folder(keep) as folder:
-        first = _launch(folder, "demo", ())
-        incidents = read_incidents(folder / "demo")
-        expectations = judge(first, incidents)
-        checkpoint = _checkpoint(incidents)
-        if checkpoint is not None:
-            say("the same training again, from that checkpoint:")
-            second = _launch(folder, "demo-resumed", ("--resume", str(folder / checkpoint)))
-            expectations += [_resumed(second, folder)]
+        shutil.copy(SCRIPT, folder)
+        expectations = _play(folder)
         for expectation in expectations:
             say(f"{'ok  ' if expectation.met else 'FAIL'} {expectation.text}")
         if keep:
-            say(f"kept: watchdog timeline demo --dir {folder}")
+            say(f"kept: {folder} (try `watchdog timeline demo` in there)")
     return all(expectation.met for expectation in expectations)
+
+
+def _play(folder: Path) -> list[Expectation]:
+    first = _type(folder, "watchdog", "--job", "demo", *LAUNCH)
+    incidents = read_incidents(folder / RUNS / "demo")
+    expectations = judge(first, incidents)
+    checkpoint = _checkpoint(incidents)
+    if checkpoint is not None:
+        _type(folder, "watchdog", "timeline", "demo")
+        second = _type(folder, "watchdog", "--job", "demo-resumed", "--resume", checkpoint, *LAUNCH)
+        expectations.append(_resumed(second, folder / RUNS / "demo-resumed"))
+    return expectations
 
 
 @contextlib.contextmanager
 def _folder(keep: bool) -> Iterator[Path]:
     if keep:
-        yield Path(tempfile.mkdtemp(prefix="torch-watchdog-demo-"))
+        yield Path(tempfile.mkdtemp(prefix="torch-watchdog-demo-")).resolve()
         return
     with tempfile.TemporaryDirectory(prefix="torch-watchdog-demo-") as path:
-        yield Path(path)
+        yield Path(path).resolve()
 
 
-def _launch(folder: Path, job: str, options: Sequence[str]) -> int:
-    """The exit code of `watchdog torchrun --nproc-per-node 2 train.py`, with the Python that runs this."""
-    ours = [sys.executable, "-m", "torch_watchdog.cli", "--dir", str(folder), "--job", job, *options]
-    theirs = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    say(f"$ watchdog {' '.join(('--job', job, *options))} torchrun --nproc-per-node 2 train.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*ours, *theirs], env=environment, timeout=LAUNCH_TIMEOUT_S, check=False).returncode
+def _type(folder: Path, *words: str) -> int:
+    """Runs the line as a person would type it in that folder, with the programs that belong to this Python. Its exit code."""
+    shown = [as_typed(word, str(folder)) for word in words]
+    say(f"$ {shlex.join(shown)}")
+    programs = Path(sys.executable).parent
+    command = [sys.executable, "-m", "torch_watchdog.cli", *shown[1:]]
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ.get('PATH', '')}", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, timeout=LAUNCH_TIMEOUT_S, check=False).returncode
 
 
 def judge(exit_code: int, incidents: Sequence[Mapping[str, Any]]) -> list[Expectation]:
@@ -98,7 +114,6 @@ def _checkpoint(incidents: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _resumed(exit_code: int, folder: Path) -> Expectation:
-    job = read_job(folder / "demo-resumed")
-    met = exit_code == 0 and job.get("exit_reason") == "finished" and not read_incidents(folder / "demo-resumed")
+def _resumed(exit_code: int, run_dir: Path) -> Expectation:
+    met = exit_code == 0 and read_job(run_dir).get("exit_reason") == "finished" and not read_incidents(run_dir)
     return Expectation(text="the resumed run went on past that batch and finished", met=met)

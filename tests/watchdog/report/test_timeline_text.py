@@ -68,6 +68,10 @@ def test_a_rank_that_stopped_early_shows_nothing_where_the_others_went_on() -> N
     assert "|..... " in rendered([block(0, range(9)), block(1, range(5))])[2]
 
 
+def test_the_faulty_step_is_shown_though_it_never_ended() -> None:
+    assert "|.....X " in rendered([block(0, range(5)), block(1, range(5))], (INCIDENT,))[2]
+
+
 def test_two_attempts_of_one_rank_are_two_strips() -> None:
     lines = rendered([block(0, range(4)), block(0, range(2), attempt=1)])
     assert lines[1].startswith("rank 0.0 |....") and lines[2].startswith("rank 0.1 |..  ")

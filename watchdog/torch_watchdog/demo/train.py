@@ -13,7 +13,7 @@ import torch_watchdog_agent
 
 VOCABULARY, CLASSES, LENGTH = 512, 4, 24
 SAMPLES, BATCH, EPOCHS = 480, 4, 1
-BAD_SAMPLE, BAD_TOKEN = 301, 733  # written by a newer tokenizer, say: the table has rows 0 to 511
+BAD_SAMPLE, BAD_TOKEN = 304, 733  # written by a newer tokenizer, say: the table has rows 0 to 511
 
 
 class Texts(Dataset):

@@ -31,7 +31,7 @@ def render_timeline(job: Mapping[str, Any], tracks: Sequence[RankTrack], inciden
     if not tracks:
         lines.append([("no rank has reported a step", "")])
     else:
-        first, last = _range(tracks)
+        first, last = _range(tracks, incidents)
         names = _names(tracks)
         lines += [_rank_line(name, track, first, last, incidents) for name, track in zip(names, tracks, strict=True)]
         lines.append([(_axis(first, last, len(names[0])), "dim")])
@@ -57,8 +57,10 @@ def _seconds_between(start: str | None, end: str | None) -> float | None:
     return None if not start or not end else (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
-def _range(tracks: Iterable[RankTrack]) -> tuple[int, int]:
+def _range(tracks: Iterable[RankTrack], incidents: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """First and last step to show; a step that never ended, because it was the faulty one, is shown too."""
     steps = [step for track in tracks for step in (track.steps[:1] + track.steps[-1:])]
+    steps += [incident["step"] for incident in incidents if incident.get("step") is not None]
     return (min(steps), max(steps)) if steps else (0, 0)
 
 
