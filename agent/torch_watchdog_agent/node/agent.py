@@ -45,6 +45,8 @@ class NodeAgent:
         Returns within `timeout_s` (and a moment), whatever the daemon does; then with `exit_code=None` and a line that says what is missing.
         """
         work, loop = self._ready.result(timeout=0)
+        if not self._thread.is_alive():
+            return JobOutcome(exit_code=None, lines=("the node agent had ended before the command did: what was found is not known here",))
         try:
             ending = asyncio.run_coroutine_threadsafe(work.end(exit_code, signal), loop)
             return ending.result(timeout_s)

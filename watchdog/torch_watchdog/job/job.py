@@ -142,8 +142,10 @@ class Job:
 
     def _on_rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
         rank = self._rank(event.rank, node, event.pid)
-        kind = f"rank.{event.kind}"
-        yield self._event(now, kind, rank=event.rank, text=event.text, level=event.level, exit_code=event.exit_code, signal=event.signal)
+        yield self._event(
+            now, f"rank.{event.kind}", rank=event.rank, text=event.text or _words_of(event), level=event.level, exit_code=event.exit_code,
+            signal=event.signal,
+        )  # fmt: skip
         if event.kind == "note" and event.level == "error":
             self._failures.note(event.pid, event.text)
         if event.kind == "exited" and event.pid == rank.pid:
@@ -183,7 +185,7 @@ class Job:
         rank = self._rank(hello.rank, node, hello.pid)
         if known is None or known.pid != hello.pid or known.local_rank is None:
             text = f"rank {hello.rank} of {hello.world_size} on {node}, pid {hello.pid}, torch {hello.torch_version}"
-            yield self._event(now, "rank.started", rank=hello.rank, text=text)
+            yield self._event(now, "rank.connected", rank=hello.rank, text=text)
         rank.node, rank.pid = node, hello.pid
 
     def _on_gone(self, attempt: int, rank: int, pid: int, now: float) -> tuple[Effect, ...]:
@@ -363,3 +365,12 @@ class Job:
             }
             | known
         )
+
+
+def _words_of(event: m.RankEvent) -> str:
+    """For events that come without a text."""
+    if event.kind != "exited":
+        return f"rank {event.rank} {event.kind}, pid {event.pid}"
+    if event.signal is not None:
+        return f"rank {event.rank} was ended by signal {event.signal}"
+    return f"rank {event.rank} ended" + ("" if event.exit_code is None else f" with exit code {event.exit_code}")

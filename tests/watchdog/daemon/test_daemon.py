@@ -1,0 +1,376 @@
+"""Node process and daemon on real sockets: what is told arrives once, orders come back, and each may die."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from daemon_harness import Place, kill, until
+
+from torch_watchdog.daemon.ingest import versions_agree
+from torch_watchdog.errors import DaemonRefusedError, DaemonStartError, DaemonUnreachableError, UnknownJobError
+from torch_watchdog.store.read import read_blocks, read_events, read_incidents, read_reports
+from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog_proto import codec
+from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.envelopes import GoodbyeAck, HelloAck, ReportAck
+from torch_watchdog_proto.v1 import telemetry_pb2, telemetry_pb2_grpc
+
+HELLO = m.NodeHello(job="job", node="node", version="0.1.0", policy="stop", command=("train",), run_dir="/elsewhere", session="s")
+BAD_TOKEN = m.Violation(
+    kind="batch.index_out_of_range", summary="past the table", cause="c", fix="f",
+    batch=m.BatchFact(key="input_ids", element=(2, 7), value=70), bound=m.BoundFact(low=0, high=63, op="embedding", module="wte"),
+)  # fmt: skip
+
+
+def report(seq: int, *steps: int) -> m.NodeReport:
+    return m.NodeReport(seq=seq, time_ns=seq, blocks=(m.StepBlock(rank=0, attempt=0, pid=1, first_record=1, step=steps),))
+
+
+def talk(address: str, *says: Any, metadata: Any = ()) -> list[Any]:
+    """One telemetry stream from hello to end; the answers."""
+    with grpc.insecure_channel(address) as channel:
+        requests = iter([codec.node_message(one) for one in says])
+        answers = telemetry_pb2_grpc.TelemetryStub(channel).Report(requests, timeout=20, metadata=metadata)
+        return [codec.read_daemon_message(answer) for answer in answers]
+
+
+def refusal(address: str, *says: Any, metadata: Any = ()) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        talk(address, *says, metadata=metadata)
+    return caught.value.code(), caught.value.details()
+
+
+def kept_steps(run_dir: Path, rank: int | None = None) -> list[int]:
+    return [step for block in read_blocks(run_dir, rank) for step in block.step]
+
+
+# Telemetry
+
+
+def test_a_report_is_on_disk_when_it_is_acked(place: Place) -> None:
+    with place.daemon():
+        answers = talk(place.socket, HELLO, report(1, 0, 1), m.NodeGoodbye(exit_code=0))
+        assert [type(answer) for answer in answers] == [HelloAck, ReportAck, GoodbyeAck]
+        assert kept_steps(place.run_dir) == [0, 1]
+
+
+def test_a_report_that_is_sent_again_changes_nothing_and_is_acked_again(place: Place) -> None:
+    with place.daemon():
+        talk(place.socket, HELLO, report(1, 0), report(2, 1), m.NodeGoodbye(exit_code=0))
+        answers = talk(place.socket, HELLO, report(1, 0), report(2, 1), report(3, 2), m.NodeGoodbye(exit_code=0))
+    assert answers[0].next_seq == 3
+    assert [answer.seq for answer in answers[1:-1]] == [1, 2, 3]
+    assert kept_steps(place.run_dir) == [0, 1, 2]
+
+
+def test_a_daemon_that_was_started_anew_knows_what_it_had_acked(place: Place) -> None:
+    with place.daemon():
+        talk(place.socket, HELLO, report(1, 0), report(2, 1), m.NodeGoodbye(exit_code=0))
+    with place.daemon():
+        answers = talk(place.socket, HELLO, report(2, 1), report(3, 2), m.NodeGoodbye(exit_code=0))
+        assert answers[0].next_seq == 3
+        assert place.client().job("job").ranks[0].last_step == 2
+    assert kept_steps(place.run_dir) == [0, 1, 2]
+
+
+def test_nothing_is_doubled_and_nothing_lost_when_the_daemon_is_killed_in_the_middle(place: Place) -> None:
+    process = place.daemon_process()
+    node, ring = place.node(), place.ring()
+    for step in range(400):
+        ring.steps(step)
+        if step in (100, 250):
+            until(lambda: list(read_reports(place.run_dir)))
+            kill(process)
+        if step in (130, 300):
+            process = place.daemon_process()
+    until(lambda: len(kept_steps(place.run_dir)) == 400)
+    outcome = node.finish(0)
+    assert Counter(kept_steps(place.run_dir)) == Counter(range(400))
+    assert outcome.exit_code is None and outcome.lines == ()
+    assert any("cannot be reached" in line for line in place.said) == any("is back" in line for line in place.said)
+
+
+def test_a_node_says_once_that_the_daemon_is_lost_and_once_that_it_is_back(place: Place) -> None:
+    process = place.daemon_process()
+    place.node()
+    until(lambda: place.client().jobs())
+    kill(process)
+    until(lambda: place.said)
+    attempts = time.monotonic() + 1.0
+    until(lambda: time.monotonic() > attempts)
+    assert len(place.said) == 1 and place.said[0].startswith("[torch-watchdog] ") and "training goes on" in place.said[0]
+    place.daemon_process()
+    until(lambda: len(place.said) == 2)
+    assert "is back" in place.said[1] and "nothing was lost" in place.said[1]
+
+
+def test_a_node_ends_in_bounded_time_without_a_daemon_and_says_what_is_missing(place: Place) -> None:
+    node = place.node()
+    place.ring().steps(0)
+    begun = time.monotonic()
+    outcome = node.finish(1, timeout_s=0.5)
+    assert time.monotonic() - begun < 4
+    assert outcome.exit_code is None and "did not answer" in outcome.lines[0]
+
+
+# Control
+
+
+def test_a_hold_travels_to_the_daemon_and_its_commit_to_every_rank(place: Place) -> None:
+    with place.daemon():
+        node = place.node()
+        ranks = [place.rank(rank, world_size=2) for rank in (0, 1)]
+        until(lambda: place.num_ranks() == 2)
+        ranks[1].say(m.Hold(rank=1, step=5, micro_step=0, violation=BAD_TOKEN))
+        for number, rank in enumerate(ranks):
+            prepare = rank.order()
+            assert isinstance(prepare, m.Prepare) and prepare.veto == 5
+            rank.say(m.Ack(rank=number, generation=prepare.generation, passed=4))
+        for number, rank in enumerate(ranks):
+            commit = rank.order()
+            assert isinstance(commit, m.Commit) and (commit.veto, commit.exit_code) == (5, 65)
+            rank.say(m.Saved(rank=number, generation=1, updates_applied=5, path=commit.path))
+        assert isinstance(ranks[0].order(), m.WriteCommitted)
+        ranks[0].say(m.Committed(rank=0, generation=1))
+        for number, rank in enumerate(ranks):
+            assert rank.order() == m.Leave(generation=1, committed=True)
+            rank.say(m.Left(rank=number, generation=1, updates_applied=5))
+            rank.close()
+        outcome = node.finish(0)
+    assert outcome.exit_code == 65
+    (incident,) = read_incidents(place.run_dir)
+    assert incident == outcome.incidents[0]
+    assert (incident["action"]["stopped_at_step"], incident["action"]["ranks_stopped"]) == (5, [0, 1])
+    assert [event["order"] for event in read_events(place.run_dir)] == list(range(1, len(read_events(place.run_dir)) + 1))
+
+
+def test_a_rank_that_says_its_last_words_as_the_command_ends_is_still_heard(place: Place) -> None:
+    with place.daemon():
+        node, rank = place.node(), place.rank(0)
+        until(lambda: place.num_ranks() == 1)
+        rank.say(m.Refused(rank=0, step=5, micro_step=0, violation=BAD_TOKEN))
+        rank.close()
+        assert node.finish(1).exit_code == 65
+
+
+def test_a_daemon_that_comes_back_hears_the_ranks_hellos_again(place: Place) -> None:
+    process = place.daemon_process()
+    place.node()
+    rank = place.rank(0)
+    until(lambda: place.num_ranks() == 1)
+    kill(process)
+    place.daemon_process()
+    until(lambda: place.num_ranks() == 1)
+    answer = place.client().request("job", "order.stop", by="ann")
+    assert answer.accepted
+    assert isinstance(rank.order(), m.Prepare)
+
+
+def test_a_requested_stop_reaches_the_ranks_and_a_second_is_refused(place: Place) -> None:
+    with place.daemon():
+        place.node()
+        rank = place.rank(0)
+        until(lambda: place.num_ranks() == 1)
+        assert place.client().request("job", "order.stop", by="ann", reason="maintenance").accepted
+        assert isinstance(rank.order(), m.Prepare)
+        second = place.client().request("job", "order.stop", by="bob")
+        assert not second.accepted and "maintenance" in second.text
+
+
+def test_the_contract_of_the_rank_lies_beside_its_incident(place: Place) -> None:
+    write_json(RunDirectory(place.run_dir).contract_file(0), {"bounds": [1]})
+    with place.daemon():
+        node, rank = place.node(), place.rank(0)
+        rank.say(m.Refused(rank=0, step=5, micro_step=0, violation=BAD_TOKEN))
+        until(lambda: read_incidents(place.run_dir))
+        assert place.client().contract("job") == {"bounds": [1]}
+        node.finish(1)
+    assert json.loads((RunDirectory(place.run_dir).incident("1") / "contract.json").read_text()) == {"bounds": [1]}
+
+
+# Garbage
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096])
+def test_garbage_on_the_port_disturbs_nobody(place: Place, garbage: bytes) -> None:
+    with place.daemon("127.0.0.1:0", place.socket) as daemon:
+        node, ring = place.node(), place.ring()
+        host, _, port = daemon.addresses[0].rpartition(":")
+        for _ in range(5):
+            with socket.create_connection((host, int(port)), timeout=10) as sender:
+                sender.sendall(garbage)
+        ring.steps(0, 1)
+        until(lambda: kept_steps(place.run_dir) == [0, 1])
+        assert node.finish(0).lines == ()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        telemetry_pb2.NodeMessage(),
+        telemetry_pb2.NodeMessage(report=telemetry_pb2.NodeReport(seq=1)),
+        telemetry_pb2.NodeMessage(hello=telemetry_pb2.NodeHello(job="job", policy="dance", version="0.1.0")),
+        telemetry_pb2.NodeMessage(hello=telemetry_pb2.NodeHello(job="../job", policy="stop", version="0.1.0")),
+        telemetry_pb2.NodeMessage(hello=telemetry_pb2.NodeHello(job="", policy="stop", version="0.1.0")),
+    ],
+)
+def test_a_stream_that_does_not_begin_with_a_sound_hello_is_ended_with_the_reason(place: Place, message: Any) -> None:
+    with place.daemon(), grpc.insecure_channel(place.socket) as channel:
+        call = telemetry_pb2_grpc.TelemetryStub(channel).Report(iter([message]), timeout=20)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and caught.value.details()
+    assert not place.runs.exists()
+
+
+def test_a_malformed_report_ends_its_stream_and_keeps_what_came_before(place: Place) -> None:
+    broken = telemetry_pb2.NodeMessage(report=telemetry_pb2.NodeReport(seq=2))
+    broken.report.blocks.add(step_delta=[1, 1], step_ns=[1])
+    with place.daemon(), grpc.insecure_channel(place.socket) as channel:
+        says = [codec.node_message(HELLO), codec.node_message(report(1, 0)), broken]
+        with pytest.raises(grpc.RpcError) as caught:
+            list(telemetry_pb2_grpc.TelemetryStub(channel).Report(iter(says), timeout=20))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        until(lambda: kept_steps(place.run_dir) == [0])
+        assert talk(place.socket, HELLO, report(2, 1), m.NodeGoodbye(exit_code=0))[0].next_seq == 2
+
+
+# Who may report
+
+
+def test_a_second_launch_under_a_used_name_is_refused_now_and_after_a_restart(place: Place) -> None:
+    other = replace(HELLO, session="another")
+    with place.daemon():
+        talk(place.socket, HELLO, report(1, 0))
+        code, words = refusal(place.socket, other)
+        assert code is grpc.StatusCode.ALREADY_EXISTS and "--job" in words
+    with place.daemon():
+        assert refusal(place.socket, other)[0] is grpc.StatusCode.ALREADY_EXISTS
+
+
+def test_a_node_that_is_refused_says_so_once_and_ends_at_once(place: Place) -> None:
+    with place.daemon():
+        talk(place.socket, HELLO, report(1, 0))
+        node = place.node(session="another")
+        until(lambda: place.said)
+        begun = time.monotonic()
+        assert node.finish(0).exit_code is None
+        assert time.monotonic() - begun < 3
+        assert len(place.said) == 1 and "--job" in place.said[0]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "agree"),
+    [("0.1.0", True), ("0.2.9", True), ("0.0.1", True), ("0.3.0", False), ("1.1.0", False), ("", False), ("one", False), ("0", False)],
+)
+def test_one_minor_version_of_skew_is_allowed(theirs: str, agree: bool) -> None:
+    assert versions_agree(theirs, "0.1.0") is agree
+
+
+def test_a_version_too_far_away_is_refused_with_both_versions(place: Place) -> None:
+    with place.daemon():
+        code, words = refusal(place.socket, replace(HELLO, version="0.9.0"))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION and "0.9.0" in words and "0.1.0" in words
+
+
+def test_the_token_is_asked_of_everybody(place: Place) -> None:
+    with place.daemon(token="secret"):
+        assert refusal(place.socket, HELLO)[0] is grpc.StatusCode.UNAUTHENTICATED
+        assert refusal(place.socket, HELLO, metadata=(("torch-watchdog-token", "other"),))[0] is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(DaemonRefusedError, match="token"):
+            place.client().jobs()
+        node = place.node(token="secret")
+        until(lambda: place.client(token="secret").jobs())
+        assert node.finish(0).lines == ()
+
+
+# Queries
+
+
+def test_each_ranks_statistics_are_read_back_over_tcp(place: Place) -> None:
+    with place.daemon("127.0.0.1:0", index_file=place.root / "index.sqlite") as daemon:
+        (address,) = daemon.addresses
+        place.node(daemon=address)
+        for rank in (0, 1):
+            place.ring(rank).steps(*range(20), loss=float(rank))
+        client = place.client(address)
+        until(lambda: [rank.last_step for rank in client.job("job").ranks] == [19, 19] if client.jobs() else False)
+        (columns,) = [tensor for block in client.steps("job", 1, 5, 5) for tensor in block.tensors]
+        assert columns.key == "input_ids" and columns.high[5] == 5.0 and columns.shapes[5] == (4, 8)
+        assert {loss for block in client.steps("job", 1) for loss in block.loss} == {1.0}
+        assert client.steps("job", 0, first_step=100) == ()
+        assert client.steps("job") == tuple(read_blocks(place.run_dir))
+        assert [(rank.rank, rank.loss) for rank in client.job("job").ranks] == [(0, 0.0), (1, 1.0)]
+    assert (place.root / "index.sqlite").exists()
+
+
+def test_a_question_about_an_unknown_job_names_it(place: Place) -> None:
+    with place.daemon():
+        for question in (place.client().job, place.client().incidents, place.client().contract, place.client().steps):
+            with pytest.raises(UnknownJobError, match="nowhere"):
+                question("nowhere")
+
+
+def test_a_client_without_a_daemon_says_what_to_do(place: Place) -> None:
+    with pytest.raises(DaemonUnreachableError, match="watchdog serve"):
+        place.client().jobs()
+
+
+def test_an_index_that_cannot_be_opened_costs_nothing_but_time(place: Place) -> None:
+    (place.root / "file").write_text("no folder")
+    with place.daemon(index_file=place.root / "file" / "index.sqlite"):
+        talk(place.socket, HELLO, report(1, 0), m.NodeGoodbye(exit_code=0))
+        assert [block.step for block in place.client().steps("job")] == [(0,)]
+    assert len(place.said) == 1 and "index" in place.said[0]
+
+
+def test_a_full_disk_is_said_once_and_the_node_is_still_answered(place: Place) -> None:
+    place.run_dir.mkdir(parents=True)
+    RunDirectory(place.run_dir).blocks.write_text("in the way, as a full disk would be")
+    with place.daemon():
+        answers = talk(place.socket, HELLO, report(1, 0), report(2, 1), m.NodeGoodbye(exit_code=0))
+        assert [type(answer) for answer in answers] == [HelloAck, ReportAck, ReportAck, GoodbyeAck]
+        assert place.client().job("job").ranks[0].last_step == 1
+    assert len(place.said) == 1 and "training goes on" in place.said[0]
+
+
+# Where it listens
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("0.0.0.0:0", "this host only"),
+        ("10.1.2.3:7000", "this host only"),
+        ("nonsense", "127.0.0.1:PORT"),
+        ("unix:/nowhere/at/all.sock", "0700"),
+    ],
+)
+def test_an_address_that_will_not_do_is_refused_with_advice(place: Place, address: str, words: str) -> None:
+    with pytest.raises(DaemonStartError, match=words), place.daemon(address):
+        pass
+
+
+def test_a_port_that_is_taken_is_refused(place: Place) -> None:
+    with place.daemon("127.0.0.1:0") as first, pytest.raises(DaemonStartError, match="another"), place.daemon(first.addresses[0]):
+        pass
+
+
+def test_a_socket_in_a_folder_that_others_can_enter_is_refused(place: Place) -> None:
+    place.runtime.chmod(0o755)
+    with pytest.raises(DaemonStartError, match="chmod 700"), place.daemon():
+        pass
+
+
+def test_the_socket_is_for_this_user_only(place: Place) -> None:
+    with place.daemon():
+        assert os.stat(place.runtime / "daemon.sock").st_mode & 0o777 == 0o600
