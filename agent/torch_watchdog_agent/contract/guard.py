@@ -75,6 +75,11 @@ class Guard:
         """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
         self._guarded(lambda: self._hand_over(checked, batch), None)
 
+    @property
+    def tracing(self) -> bool:
+        """Whether a step is being traced: a dispatch mode of ours is pushed."""
+        return self._tracer.tracing
+
     def fresh(self, checked: Checked) -> Checked:
         """The same batch judged by what was learned since it was fetched (loops that fetch ahead)."""
         return self._guarded(lambda: self._judged_again(checked), checked)
@@ -179,6 +184,10 @@ class Guard:
     def _hand_over(self, checked: Checked, batch: object) -> None:
         checked = self._judged_again(checked)
         if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
+            return
+        self._tracer.end_if_used()
+        checked = self._judged_again(checked)
+        if not (self._tracer.tracing or checked.needs_trace):
             return
         with without_modes():
             lesson = _lesson(checked)

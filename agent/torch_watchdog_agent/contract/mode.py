@@ -23,6 +23,7 @@ from torch_watchdog_agent.errors import BadBatchError
 
 __all__ = ["TraceMode", "modes_on_stack", "without_modes"]
 
+MAX_OPERATORS = 200_000  # a step of more (generation) is not recorded to its end
 Examine = Callable[[Site, Sequence[torch.Tensor], torch.Tensor | None], None]
 
 
@@ -51,7 +52,8 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.tape, self.watchers = tape, Watchers(tape)
         self.failure: Exception | None = None
-        self.pushed, self.refused = False, False
+        self.pushed, self.refused, self.full = False, False, False
+        self._operators = 0
         self._examine = examine
         self._stance: Any = None
 
@@ -98,7 +100,9 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         ):
             return func(*args, **kwargs)  # failed, refused, a higher-order operator, or backward
         schema = schema_of(func)
-        if schema.fused:
+        self._operators += 1
+        self.full = self._operators > MAX_OPERATORS
+        if schema.fused or self.full:
             return func(*args, **kwargs)
         self._guarded(self._before, func, schema, args, kwargs)
         out = func(*args, **kwargs)

@@ -83,8 +83,8 @@ class Tape:
     dynamic_sizes: set[int] = field(default_factory=set)
     flowed: set[LeafRef] = field(default_factory=set)  # reached the model or a loss
     handled: set[LeafRef] = field(default_factory=set)  # looked at for NaN by the program
-    used: set[int] = field(default_factory=set)  # batches of which anything was used
-    latest: int | None = None  # the batch used last
+    used: set[int] = field(default_factory=set)  # batches that reached the model, a loss or a consumer
+    latest: int | None = None  # the batch touched last
     _values: dict[int, tuple[Any, Value]] = field(default_factory=dict)
     _kept: list[torch.Tensor] = field(default_factory=list)
     _count: int = 0
@@ -153,7 +153,6 @@ class Tape:
     def _note_use(self, values: Sequence[Value]) -> None:
         for value in values:
             for batch, _ in value.storage.leaves:
-                self.used.add(batch)
                 self.latest = batch
 
     def _record_impure(
@@ -161,7 +160,7 @@ class Tape:
     ) -> None:
         for value in values:
             if value.storage.impure is None:
-                self.flowed |= value.storage.leaves
+                self._flow(value.storage.leaves)
         if schema.name in _FACTORY_LIKE and inputs and len(outs) == 1 and not outs[0].requires_grad:
             self._record_factory(schema.name, args, outs[0])
             return
@@ -173,6 +172,10 @@ class Tape:
                 known = self.value_of(tensor)
                 if known is None or known.storage.impure is None:
                     self._remember(tensor, Value(-1, Storage(impure=why)))
+
+    def _flow(self, leaves: frozenset[LeafRef]) -> None:
+        self.flowed |= leaves
+        self.used.update(batch for batch, _ in leaves)
 
     def _record_factory(self, name: str, args: tuple[Any, ...], out: torch.Tensor) -> None:
         """`new_zeros` of an impure tensor depends on its shape only: enter it as a factory."""
@@ -245,6 +248,7 @@ class Tape:
         """Enter one use, before its consumer is launched. The use's tensors are let go: only a small copy of the index is kept."""
         values = [self.seen(tensor) for tensor in use.tensors]
         self._note_use(values)
+        self.used.update(batch for value in values for batch, _ in value.storage.leaves)
         table = None if use.table is None else self.seen(use.table)
         site = Site(
             use=use,

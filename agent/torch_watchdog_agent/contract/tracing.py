@@ -67,6 +67,11 @@ class Tracer:
             self.mode = mode
         return True
 
+    def end_if_used(self) -> None:
+        """A further batch comes: what was traced so far is complete where every batch in flight has been used."""
+        if self.mode is not None and self.flights and all(number in self.mode.tape.used for number in self.flights):
+            self.end()
+
     def enter(self, flight: Flight) -> None:
         """Tag the tensors of a batch that the loop gets now."""
         if self.mode is not None:
@@ -74,7 +79,7 @@ class Tracer:
             for key, tensor in flight.tensors.items():
                 self.mode.tape.tag(flight.lesson.batch, key, tensor)
 
-    def end(self, *, whole: bool = True) -> bool:
+    def end(self) -> bool:
         """The step is over: learn from it. False where another mode was pushed over ours and the end must wait."""
         mode = self.mode
         if mode is None:
@@ -89,7 +94,7 @@ class Tracer:
             raise mode.failure
         if not mode.refused:
             with without_modes():
-                self._learn(mode.tape, used, whole=whole)
+                self._learn(mode.tape, used, whole=not mode.full)
             self._wait(waiting)
         return True
 
