@@ -185,16 +185,19 @@ class _Order:
 
 
 class Coordinator:
-    """Orders for the ranks of one attempt. `checkpoints_dir` is a path that the ranks know; this class only joins names to it."""
+    """Orders for the ranks of one attempt. `checkpoints_dir` is a path that the ranks know; this class only joins names to it.
 
-    def __init__(self, *, world_size: int, policy: Policy, checkpoints_dir: str, grace_s: float = 300.0) -> None:
+    `generation` is that of the last order which an earlier daemon gave this attempt: ranks take no order that is older than one they have seen.
+    """
+
+    def __init__(self, *, world_size: int, policy: Policy, checkpoints_dir: str, grace_s: float = 300.0, generation: int = 0) -> None:
         self._world = frozenset(range(world_size))
         self._policy = policy
         self._checkpoints_dir = checkpoints_dir
         self._grace_s = grace_s
         self._here: set[int] = set()
         self._finished: set[int] = set()
-        self._generation = 0
+        self._generation = generation
         self._order: _Order | None = None
 
     def next_deadline(self) -> float | None:

@@ -418,10 +418,24 @@ def test_lost_records_are_counted_and_told_at_the_end() -> None:
 
 
 def test_events_are_numbered_from_where_an_earlier_daemon_stopped() -> None:
-    run = Run(num_events=40)
+    run = Run(events=[{"order": 40, "kind": "rank.gone"}])
     run.hello(0, 1)
     numbers = [effect.event["order"] for effect in run.effects if isinstance(effect, AppendEvent)]
     assert numbers == [41, 42, 43]
+
+
+def test_orders_are_numbered_from_where_an_earlier_daemon_stopped_in_the_same_attempt() -> None:
+    events = [
+        {"order": 1, "attempt": 0, "kind": "order.opened", "generation": 3},
+        {"order": 2, "attempt": 1, "kind": "order.opened", "generation": 1},
+    ]
+    generations = []
+    for attempt in (0, 1, 2):
+        run = Run(events=events)
+        run.hello(0, 1, attempt=attempt)
+        run.handle(OrderRequested(kind="order.stop", by="ann", reason=""))
+        generations.append({effect.tell.order.generation for effect in run.effects if isinstance(effect, SendOrder)})
+    assert generations == [{4}, {2}, {1}]
 
 
 def test_incidents_of_an_earlier_daemon_are_neither_found_again_nor_renumbered() -> None:

@@ -85,7 +85,7 @@ class Ingest:
         if any(session != hello.session for _, session, _ in kept):
             raise JobNameTakenError(hello.job, run_dir)
         job = Job(
-            hello, started_s=self._clock(), grace_s=self._config.grace_s, incidents=read_incidents(run_dir), num_events=len(read_events(run_dir))
+            hello, started_s=self._clock(), grace_s=self._config.grace_s, incidents=read_incidents(run_dir), events=read_events(run_dir)
         )  # fmt: skip
         live = LiveJob(job, run_dir, writer=self._writer, clock=self._clock, changed=self._changed)
         for node, _, report in kept:

@@ -48,9 +48,9 @@ class Job:
         started_s: float,
         grace_s: float = 300.0,
         incidents: Iterable[Mapping[str, Any]] = (),
-        num_events: int = 0,
+        events: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        """`incidents` and `num_events`: what an earlier daemon left of this launch on disk."""
+        """`incidents` and `events`: what an earlier daemon left of this launch on disk."""
         self.name, self.session, self.policy = hello.job, hello.session, hello.policy
         self._run_dir, self._started_s, self._grace_s = hello.run_dir, started_s, grace_s
         self._nodes: dict[str, m.NodeGoodbye | None] = {}
@@ -64,7 +64,7 @@ class Job:
         self._retry_at = 0.0
         self._order_open = False
         self._last_closed: stop.Closed | None = None
-        self._num_events = num_events
+        self._num_events, self._generations = _where_it_stood(events)
         self._lost_records = 0
 
     # What others look at
@@ -179,7 +179,11 @@ class Job:
         if self._coordinator is None:
             self._world_size = hello.world_size
             self._coordinator = stop.Coordinator(
-                world_size=hello.world_size, policy=self.policy, checkpoints_dir=f"{self._run_dir}/checkpoints", grace_s=self._grace_s
+                world_size=hello.world_size,
+                policy=self.policy,
+                checkpoints_dir=f"{self._run_dir}/checkpoints",
+                grace_s=self._grace_s,
+                generation=self._generations.get(self._attempt, 0),
             )
         known = self._ranks.get(hello.rank)
         rank = self._rank(hello.rank, node, hello.pid)
@@ -374,3 +378,14 @@ def _words_of(event: m.RankEvent) -> str:
     if event.signal is not None:
         return f"rank {event.rank} was ended by signal {event.signal}"
     return f"rank {event.rank} ended" + ("" if event.exit_code is None else f" with exit code {event.exit_code}")
+
+
+def _where_it_stood(events: Iterable[Mapping[str, Any]]) -> tuple[int, dict[int, int]]:
+    """The last number of an event, and of an order by attempt: a rank takes no order that is older than one it has seen."""
+    last, generations = 0, dict[int, int]()
+    for event in events:
+        last = max(last, event.get("order", 0))
+        if event.get("kind") == "order.opened":
+            attempt = event.get("attempt", 0)
+            generations[attempt] = max(event.get("generation", 0), generations.get(attempt, 0))
+    return last, generations
