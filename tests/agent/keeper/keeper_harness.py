@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch_watchdog_agent
 
 AGENT_ROOT = Path(torch_watchdog_agent.__file__).resolve().parent.parent
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0  # far more than anything takes: the machine may be busy
 
 SHIM = """
 import os
@@ -62,7 +62,7 @@ class Stage:
             env=self.environment(mode, log),
             start_new_session=mode != "tee",
             capture_output=True,
-            timeout=DEADLINE_S * 3,
+            timeout=DEADLINE_S,
             check=False,
         )
 
@@ -97,10 +97,10 @@ class Terminal:
 
     master: int
     process_pid: int
-    received: bytes = b""
+    received: bytearray = field(default_factory=bytearray)
 
     def read_until(self, text: bytes) -> None:
-        eventually(lambda: text in self._read(), f"{text!r} on the terminal, which shows {self.received!r}")
+        eventually(lambda: text in self._read(), f"{text!r} on the terminal, which shows {bytes(self.received[-500:])!r}")
 
     def type(self, text: bytes) -> None:
         os.write(self.master, text)
@@ -115,12 +115,12 @@ class Terminal:
             found[:] = [status] if pid else []
             return bool(pid)
 
-        eventually(has_ended, f"the rank ends; the terminal shows {self.received!r}")
+        eventually(has_ended, f"the rank ends; the terminal shows {bytes(self.received[-500:])!r}")
         self._read()
         os.close(self.master)
         return os.waitstatus_to_exitcode(found[0])
 
-    def _read(self) -> bytes:
+    def _read(self) -> bytearray:
         while select.select([self.master], [], [], 0)[0]:
             try:
                 self.received += os.read(self.master, 65_536)
