@@ -197,6 +197,12 @@ class Rank:
         self.tell(Refused(rank=self.identity.rank, step=self.loop.step, micro_step=self.loop.micro_step, violation=violation))
         self.write_contract()
 
+    def failed(self, error: BaseException) -> None:
+        """An exception ends the training: name the batch behind it, where the guard had doubted that batch."""
+        violation = self.guard.diagnose(error)
+        if violation is not None:
+            self._refused(violation)
+
     # The gate
 
     def enter_gate(self, optimizer: Any) -> int | None:

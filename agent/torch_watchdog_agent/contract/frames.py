@@ -16,6 +16,7 @@ __all__ = ["ModuleNames", "Place", "place_of_call"]
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
+_BETWEEN = tuple(_TORCH + part for part in ("_dynamo", "utils", "_ops.py", "_tensor.py"))  # between an operator and its caller
 _FUNCTIONAL = f"nn{os.sep}functional.py"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -82,7 +83,7 @@ def place_of_call(names: ModuleNames, depth: int = 1) -> Place:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_OURS):
-            if call is None:
+            if call is None and not name.startswith(_BETWEEN):
                 call = (name, frame.f_lasti)
             if name.endswith(_FUNCTIONAL) and source is None:
                 op = frame.f_code.co_name

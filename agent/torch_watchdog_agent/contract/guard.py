@@ -75,11 +75,6 @@ class Guard:
         """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
         self._guarded(lambda: self._hand_over(checked, batch), None)
 
-    @property
-    def tracing(self) -> bool:
-        """Whether a step is being traced: a dispatch mode of ours is pushed."""
-        return self._tracer.tracing
-
     def fresh(self, checked: Checked) -> Checked:
         """The same batch judged by what was learned since it was fetched (loops that fetch ahead)."""
         return self._guarded(lambda: self._judged_again(checked), checked)
@@ -88,6 +83,10 @@ class Guard:
     def tracing(self) -> bool:
         """Whether the step at hand is a traced one: what is fetched meanwhile must not land on its tape."""
         return self._tracer.tracing
+
+    def diagnose(self, error: BaseException) -> Violation | None:
+        """The batch behind an exception that ends the training, where it was raised in a traced step over a batch that a rule had doubted."""
+        return self._guarded(lambda: self._diagnose(error), None) if self._tracer.tracing else None
 
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
@@ -187,7 +186,7 @@ class Guard:
             return
         self._tracer.end_if_used()
         checked = self._judged_again(checked)
-        if not (self._tracer.tracing or checked.needs_trace):
+        if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
             return
         with without_modes():
             lesson = _lesson(checked)
@@ -196,6 +195,10 @@ class Guard:
                 lesson=lesson, origin=checked.origin, tensors=leaves_of(batch), suspects=checked.suspects, unsettled=checked.unsettled
             )
             self._tracer.enter(flight)
+
+    def _diagnose(self, error: BaseException) -> Violation | None:
+        with without_modes():
+            return self._tracer.diagnosed(error)
 
     def _repair(self, batch: object, checked: Checked) -> object | None:
         with without_modes():

@@ -6,7 +6,7 @@ data first; else its alarm makes the step a traced one, where the consumer itsel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,11 @@ class Rule:
 
     def allowed(self, shapes: Shapes) -> Range:
         """The legal values for a batch of these shapes; AmbiguousSizeError where the readings of the limit disagree."""
-        rows = self.live.rows() if self.live is not None else self.rows if isinstance(self.rows, int) else resolved(self.rows, shapes)
+        return self.allowed_by(lambda size: resolved(size, shapes))
+
+    def allowed_by(self, resolve: Callable[[Size], int]) -> Range:
+        """The legal values where `resolve` says what a size is."""
+        rows = self.live.rows() if self.live is not None else self.rows if isinstance(self.rows, int) else resolve(self.rows)
         if rows >= BIG:
             return Range(low=self.low, high=BIG, ignored=self.ignored)
         return Range(low=-rows if self.wraps else self.low, high=rows - 1, ignored=self.ignored)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from torch_watchdog_agent.contract.aftermath import is_of_the_forward, suspected
 from torch_watchdog_agent.contract.bounds import BIG, Range
 from torch_watchdog_agent.contract.consumers import Use
 from torch_watchdog_agent.contract.explain import device_violation, plain_violation, violation_of
@@ -120,6 +121,17 @@ class Tracer:
             for flight in again:
                 flight.waits += 1
                 self.enter(flight)
+
+    def diagnosed(self, error: BaseException) -> Violation | None:
+        """Names the batch behind an exception that the traced step has raised, where a rule already had a doubt about it."""
+        if not is_of_the_forward(error) or isinstance(error, BadBatchError):
+            return None
+        for flight in self.flights.values():
+            doubted = [*flight.suspects, *flight.unsettled]
+            found = suspected(doubted, flight.origin, flight.lesson.shapes, error)
+            if found is not None:
+                return violation_of(found[0], flight.origin, found[1])
+        return None
 
     # Before an operator is launched
 

@@ -106,3 +106,4 @@ def _noting(theirs: _Hook) -> _Hook:
 def _note_exception(kind: type[BaseException], error: BaseException) -> None:
     if _rank is not None:
         _rank.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)
+        _rank.failed(error)

@@ -1,0 +1,75 @@
+"""An exception in a traced step: is it the batch's doing? Owns the suspicion; the exception itself is the proof that something is wrong.
+
+Frameworks check some limits in Python before any operator runs (labels longer than the decoder, one value per channel): no consumer is there to
+be refused. A rule whose readings disagreed about the batch, and whose plainest reading says that it is broken, names the cause then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import torch
+
+from torch_watchdog_agent.contract.kinds import offending
+from torch_watchdog_agent.contract.plan import Finding
+from torch_watchdog_agent.contract.replay import Resolve, replayed
+from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.sizes import Reading, Shapes, Size, readings_say
+from torch_watchdog_agent.contract.where import Origin
+
+__all__ = ["is_of_the_forward", "suspected"]
+
+_ELSEWHERE = ("/torch/autograd/", "/torch/distributed/", "/torch/_tensor.py")
+
+
+def is_of_the_forward(error: BaseException) -> bool:
+    """Whether a bad batch can be behind this exception: not memory, not a collective, not backward."""
+    if not isinstance(error, (ValueError, RuntimeError, IndexError, AssertionError)) or isinstance(error, torch.OutOfMemoryError):
+        return False
+    return not any(part in file.replace("\\", "/") for file in _files(error.__traceback__) for part in _ELSEWHERE)
+
+
+def _files(traceback: TracebackType | None) -> Sequence[str]:
+    files = []
+    while traceback is not None:
+        files.append(traceback.tb_frame.f_code.co_filename)
+        traceback = traceback.tb_next
+    return files
+
+
+def suspected(rules: Sequence[Rule], origin: Origin, shapes: Shapes, error: BaseException) -> tuple[Finding, Resolve] | None:
+    """The first rule of the file that raised which the batch breaks by the plainest reading of its sizes."""
+    files = set(_files(error.__traceback__))
+    resolve = _plainest(shapes)
+    for rule in sorted(rules, key=lambda one: one.order):
+        if rule.place.source.rpartition(":")[0] in files:
+            finding = _broken(rule, origin, resolve)
+            if finding is not None:
+                return finding, resolve
+    return None
+
+
+def _broken(rule: Rule, origin: Origin, resolve: Resolve) -> Finding | None:
+    try:
+        allowed = rule.allowed_by(lambda size: resolve(size, ()))
+        values = () if rule.kind == "spread" else replayed(rule.recipe, origin.leaves, resolve)
+        mask = offending(rule.kind, values, allowed, rule.options)
+    except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+    return None if mask is None else Finding(rule=rule, allowed=allowed, values=values, mask=mask)
+
+
+def _plainest(shapes: Shapes) -> Callable[[Size, Sequence[tuple[int, ...]]], int]:
+    def resolve(size: Size, inputs: Sequence[tuple[int, ...]]) -> int:
+        said = readings_say(size, shapes, inputs)
+        return min(said, key=lambda value: min(map(_strangeness, said[value])))
+
+    return resolve
+
+
+def _strangeness(reading: Reading) -> int:
+    """A size as it is before a constant, a constant before arithmetic."""
+    if reading[0] in ("size", "input"):
+        return 0 if reading[3] == 0 else 3
+    return {"constant": 1, "product": 2, "input product": 2}.get(reading[0], 4)
