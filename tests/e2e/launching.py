@@ -8,6 +8,8 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,3 +69,22 @@ def launch(folder: Path, command: list[str], **more: str) -> Ended:
     """Runs the command in `folder` to its end."""
     done = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=TIMEOUT_S)
     return Ended(done.returncode, done.stdout, done.stderr, folder)
+
+
+def start(folder: Path, command: list[str], **more: str) -> subprocess.Popen[str]:
+    """Starts the command in `folder`; its output goes to files there, so that nobody has to read it meanwhile."""
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        return subprocess.Popen(command, cwd=folder, env=environment(**more), stdout=out, stderr=err, text=True)
+
+
+def ended(process: subprocess.Popen[str], folder: Path) -> Ended:
+    code = process.wait(TIMEOUT_S)
+    return Ended(code, (folder / "out").read_text(), (folder / "err").read_text(), folder)
+
+
+def until(true: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    """Polls, within a bound, for what another process does."""
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        time.sleep(0.05)

@@ -10,6 +10,8 @@ import argparse
 import hashlib
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -66,8 +68,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--restore", action="store_true")
     parser.add_argument("--end", default="ok", choices=["ok", "exit3", "raise", "kill"])
     parser.add_argument("--out", help="folder for the final digests")
+    parser.add_argument("--meet", help="folder: after step 3 rank 0 writes `here` and waits for `go`")
     parser.add_argument("--trail", help="folder for a file a rank that says how the script ended")
     return parser.parse_args()
+
+
+def meet(folder: Path) -> None:
+    """The test does something in the middle of the run, then lets it go on."""
+    (folder / "here").touch()
+    deadline = time.monotonic() + 60
+    while not (folder / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -120,6 +131,8 @@ def main() -> None:
                 optimizer.zero_grad()
                 say(f"rank {rank} step {step} loss {loss.item().hex()}")
                 step += 1
+                if step == 4 and args.meet and rank == 0:
+                    meet(Path(args.meet))
                 if step == 3 and args.end == "raise" and rank == world - 1:
                     raise ValueError("a fault of the script's own")
                 if step == 3 and args.end == "kill" and rank == world - 1:
