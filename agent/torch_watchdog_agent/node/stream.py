@@ -43,7 +43,7 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit the backoff of the last
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.max_receive_message_length", 64 << 20),
 ]
 
 
@@ -201,7 +201,7 @@ class DaemonLink:
     def _hello(self) -> NodeHello:
         config = self._config
         return NodeHello(
-            job=config.job, node=config.node, version=__version__, policy=config.policy, command=config.command, run_dir=str(config.run_dir),
+            job=config.job, node=config.node, version=__version__, policy=config.policy, command=_shortened(config.command), run_dir=str(config.run_dir),
             nodes=config.nodes, node_rank=config.node_rank, session=config.session,
         )  # fmt: skip
 
@@ -235,6 +235,11 @@ class DaemonLink:
     def _end(self, outcome: GoodbyeAck | None) -> None:
         if not self._outcome.done():
             self._outcome.set_result(outcome)
+
+
+def _shortened(command: tuple[str, ...]) -> tuple[str, ...]:
+    """For a person to recognise it: a command line may be longer than a message."""
+    return tuple(word[:1000].encode("utf-8", "replace").decode() for word in command[:200])
 
 
 def _is_for_good(error: BaseException) -> bool:

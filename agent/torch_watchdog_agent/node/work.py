@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
 from torch_watchdog_agent.node.nvml import Gpus
@@ -34,7 +35,7 @@ class NodeWork:
     """Made and used on one running loop."""
 
     def __init__(self, config: NodeConfig, *, say: Callable[[str], None]) -> None:
-        self._config = config
+        self._config, self._say = config, say
         self._relay = Relay(config.runtime_dir, on_up=self._on_up)
         self._link = DaemonLink(config, on_order=self._relay.tell, hellos=self._relay.hellos, say=say)
         self._processes = ProcessWatch(self._on_end)
@@ -50,7 +51,8 @@ class NodeWork:
         """Raises OSError where the control socket cannot be made."""
         await self._relay.open()
         self._gpus.start(asyncio.get_running_loop())
-        self._tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._poll_rings())]
+        works = ((self._link.run(), "the line to the daemon"), (self._poll_rings(), "the reader of the step records"))
+        self._tasks = [asyncio.create_task(self._guarded(work, what)) for work, what in works]
 
     async def end(self, exit_code: int, signal: int | None) -> JobOutcome:
         """Reads and reports what is left, then asks how the job ended."""
@@ -74,6 +76,12 @@ class NodeWork:
             await self._relay.close()
         self._processes.close()
         self._rings.close()
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - a bug of ours must be told, and must not end the other parts
+            self._say(f"{what} has failed ({type(error).__name__}: {error}): the training goes on without it")
 
     # What happens
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -28,7 +30,15 @@ def command(context: click.Context, /, port: int, **_: object) -> None:
 
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the daemon's threads start, so that they leave both to us
-    with EmbeddedDaemon(DaemonConfig(runs_dir=config.directory, listen=(f"127.0.0.1:{port}",))) as daemon:
+    index_file = _index_file(os.environ)
+    with EmbeddedDaemon(DaemonConfig(runs_dir=config.directory, listen=(f"127.0.0.1:{port}",), index_file=index_file)) as daemon:
         say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
         number = signal.sigwait(ends)
         say(f"{signal.Signals(number).name}: flushing and closing")
+
+
+def _index_file(environment: Mapping[str, str]) -> Path | None:
+    """In the user's cache: the index may be lost at any time, and must not lie on a network disk as the runs may."""
+    home = environment.get("HOME")
+    cache = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
+    return Path(cache, "torch-watchdog", "index.sqlite") if cache else None

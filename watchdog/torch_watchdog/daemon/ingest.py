@@ -19,7 +19,7 @@ from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import ControlHello, HelloAck
-from torch_watchdog_proto.messages import NodeHello, NodeReport
+from torch_watchdog_proto.messages import NodeHello
 
 __all__ = ["Ingest", "versions_agree"]
 
@@ -81,30 +81,29 @@ class Ingest:
 
     async def _open(self, hello: NodeHello) -> LiveJob:
         run_dir = self._config.runs_dir / hello.job
-        kept = await asyncio.to_thread(_kept_reports, run_dir)
-        if any(session != hello.session for _, session, _ in kept):
-            raise JobNameTakenError(hello.job, run_dir)
-        job = Job(
-            hello, started_s=self._clock(), grace_s=self._config.grace_s, incidents=read_incidents(run_dir), events=read_events(run_dir)
-        )  # fmt: skip
-        live = LiveJob(job, run_dir, writer=self._writer, clock=self._clock, changed=self._changed)
-        for node, _, report in kept:
-            # An earlier daemon has acted on these: they only bring the job up to date.
-            live.last_seq[node] = max(report.seq, live.last_seq.get(node, 0))
-            job.handle(ReportCame(node=node, report=report), now=self._clock())
+        # In another thread: a run of weeks takes a while to read, and other jobs wait for their orders.
+        job, last_seq = await asyncio.to_thread(self._found_again, hello, run_dir)
+        live = LiveJob(job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed)
         self._forget_oldest()
         self._jobs[hello.job] = live
         return live
+
+    def _found_again(self, hello: NodeHello, run_dir: Path) -> tuple[Job, dict[str, int]]:
+        """The job as an earlier daemon left it on disk, where one did: it has acted on all this, so it only brings the new job up to date."""
+        now, last_seq = self._clock(), dict[str, int]()
+        job = Job(hello, started_s=now, grace_s=self._config.grace_s, incidents=read_incidents(run_dir), events=read_events(run_dir))
+        for node, session, report in read_reports(run_dir):
+            if session != hello.session:
+                raise JobNameTakenError(hello.job, run_dir)
+            last_seq[node] = max(report.seq, last_seq.get(node, 0))
+            job.handle(ReportCame(node=node, report=report), now=now)
+        return job, last_seq
 
     def _forget_oldest(self) -> None:
         """Ended jobs are on disk; this many are kept at hand."""
         ended = [name for name, live in self._jobs.items() if live.job.state == "ended"]
         for name in ended[: max(0, len(ended) - self._config.max_ended_jobs)]:
             self._jobs.pop(name).close()
-
-
-def _kept_reports(run_dir: Path) -> list[tuple[str, str, NodeReport]]:
-    return list(read_reports(run_dir))
 
 
 def check_version(theirs: str) -> None:

@@ -17,6 +17,7 @@ from torch_watchdog.errors import DaemonStartError
 
 __all__ = ["bind", "new_server"]
 
+_MAX_ANSWER_BYTES = 64 << 20
 _MAX_UNIX_PATH_BYTES = 107  # of sockaddr_un
 
 
@@ -24,7 +25,7 @@ def new_server(max_message_bytes: int) -> Any:
     """A server without services and ports."""
     options = [
         ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", _MAX_ANSWER_BYTES),
         ("grpc.so_reuseport", 0),  # a second daemon on one port must fail, not share it
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -49,10 +49,16 @@ class LiveJob:
     """`last_seq` holds the newest report that was taken from each node."""
 
     def __init__(
-        self, job: Job, run_dir: Path, *, writer: BackgroundWriter, clock: Callable[[], float], changed: Callable[[], None]
+        self,
+        job: Job,
+        run_dir: Path,
+        last_seq: dict[str, int],
+        *,
+        writer: BackgroundWriter,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
     ) -> None:
-        self.job, self.run_dir = job, run_dir
-        self.last_seq: dict[str, int] = {}
+        self.job, self.run_dir, self.last_seq = job, run_dir, last_seq
         self._files = JobFiles(run_dir)
         self._writer, self._clock, self._changed = writer, clock, changed
         self._outboxes: dict[str, Outbox] = {}

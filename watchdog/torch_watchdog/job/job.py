@@ -35,6 +35,7 @@ from torch_watchdog_proto.stop import coordinator as stop
 
 __all__ = ["Job"]
 
+_MAX_TOLD = 100
 _RETRY_S = 1.0  # for an order of a rule that could not be given at once
 
 
@@ -87,9 +88,9 @@ class Job:
         )  # fmt: skip
 
     def outcome(self) -> GoodbyeAck:
-        """What a node process is told when it says goodbye."""
+        """What a node process is told when it says goodbye: the first incidents are enough, all of them are on disk."""
         lines = [f"{self._lost_records} step records were overwritten before they could be read"] if self._lost_records else []
-        return GoodbyeAck(exit_code=self._exit_code(), incidents=self.incidents, lines=tuple(lines))
+        return GoodbyeAck(exit_code=self._exit_code(), incidents=self.incidents[:_MAX_TOLD], lines=tuple(lines))
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest."""

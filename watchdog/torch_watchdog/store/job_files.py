@@ -7,6 +7,7 @@ touches what the launcher or the ranks write (job.json, logs, checkpoints), exce
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,9 +56,8 @@ class JobFiles:
     def _open_events(self) -> TextIO:
         path = self._directory.events_file
         path.parent.mkdir(parents=True, exist_ok=True)
-        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         file = path.open("a", encoding="utf-8")
-        if torn:
+        if _is_torn(path):
             file.write("\n")  # a daemon died in the middle of a line: ours must not be glued to it
         return file
 
@@ -65,3 +65,11 @@ class JobFiles:
         source, target = self._directory.contract_file(rank), folder / "contract.json"
         if source.is_file() and not target.exists():
             shutil.copyfile(source, target)
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the file ends in the middle of a line."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() not in (b"", b"\n")
