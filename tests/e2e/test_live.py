@@ -1,0 +1,107 @@
+"""Commands and a job that runs: it is found by its own record, looked at, saved, and stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import environment, launch
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SCRIPT = str(Path(__file__).parent / "tiny_train.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
+LONG = ["--steps", "4000", "--step-time-s", "0.02"]
+TIMEOUT_S = 120
+
+
+def ask(folder: Path, *words: str) -> Any:
+    done = launch(folder, [*WATCHDOG, *words, "--json"])
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def eventually(look: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
+    """The first true answer of `look`."""
+    deadline = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+    return found
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A two-rank training, past its first steps."""
+    command = [*WATCHDOG, "--job", "job", *TORCHRUN, SCRIPT, *LONG]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("step 10 "):
+        assert process.poll() is None
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT_S)
+
+
+def committed(folder: Path) -> set[str]:
+    return {path.parent.name for path in (folder / "watchdog_runs" / "job" / "checkpoints").glob("*/COMMITTED")}
+
+
+def test_a_running_job_is_seen_running_with_its_ranks(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    status = eventually(lambda: (found := ask(tmp_path, "status"))["ranks"][1:] and found, "both ranks are known")
+    assert (status["job"], status["state"], status["world_size"], status["exit_code"]) == ("job", "running", 2, None)
+    assert [(rank["rank"], rank["alive"]) for rank in status["ranks"]] == [(0, True), (1, True)]
+    assert [job["state"] for job in ask(tmp_path, "jobs")["jobs"]] == ["running"]
+
+
+def test_a_checkpoint_on_request_is_committed_and_the_job_goes_on(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert ask(tmp_path, "checkpoint", "job")["accepted"]
+    (name,) = eventually(lambda: committed(tmp_path), "the checkpoint is committed")
+    assert running.stdout is not None
+    step = int(re.sub(r"\D", "", name))
+    while not running.stdout.readline().startswith(f"step {step + 5} "):
+        assert running.poll() is None
+    assert ask(tmp_path, "status", "job")["state"] == "running"
+
+
+def test_a_stop_on_request_saves_and_ends_every_rank(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert ask(tmp_path, "stop", "job", "--reason", "maintenance")["accepted"]
+    out, err = running.communicate(timeout=TIMEOUT_S)
+    assert running.returncode == 65, err
+    assert len(committed(tmp_path)) == 1
+    assert "step 3999" not in out and "--resume watchdog_runs/job/checkpoints/" in err
+    record = json.loads((tmp_path / "watchdog_runs" / "job" / "job.json").read_text())
+    assert record["exit_code"] == 65 and record["exit_reason"].startswith("stopped by the watchdog")
+    refused = launch(tmp_path, [*WATCHDOG, "stop", "job"])
+    assert refused.code == 1 and "it is not running" in refused.err
+
+
+def test_a_launch_can_join_a_daemon_of_its_own(tmp_path: Path) -> None:
+    serve = subprocess.Popen([*WATCHDOG, "serve", "--port", "0"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert serve.stderr is not None
+    found = re.search(r"daemon at (127\.0\.0\.1:\d+)", serve.stderr.readline())
+    assert found is not None
+    address = found[1]
+    ended = launch(tmp_path, [*WATCHDOG, "--daemon", address, "--job", "job", *TORCHRUN, SCRIPT])
+    assert ended.code == 0 and "2 ranks, 6 steps, nothing found" in ended.err
+    jobs = ask(tmp_path, "jobs", "--daemon", address)["jobs"]
+    assert [(job["job"], job["state"], job["exit_code"]) for job in jobs] == [("job", "ended", 0)]
+    taken = launch(tmp_path, [*WATCHDOG, "serve", "--port", address.rpartition(":")[2]])
+    assert taken.code == 1 and len(taken.err.splitlines()) == 1 and "cannot listen" in taken.err
+    serve.send_signal(signal.SIGTERM)
+    assert serve.wait(TIMEOUT_S) == 0
+
+
+def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
+    ended = launch(tmp_path, [*WATCHDOG, "demo"])
+    assert ended.code == 0, ended.err
+    assert "FAIL" not in ended.err and ended.err.count("] ok   ") == 7
+    assert "X " in ended.out and list(tmp_path.iterdir()) == []
