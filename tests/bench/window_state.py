@@ -58,8 +58,16 @@ def window_of(model: nn.Module, *, groups: int, device: str) -> WindowState:
 def main() -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    draw = {"rng_idle": lambda: None, "rng_numpy_used": np.random.rand, "rng_all_used": lambda: (np.random.rand(), random.random(), torch.rand(1))}
-    result: dict[str, object] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__, "unit": "us"}
+    draw = {
+        "rng_idle": lambda: None,
+        "rng_numpy_used": np.random.rand,
+        "rng_all_used": lambda: (np.random.rand(), random.random(), torch.rand(1)),
+    }
+    result: dict[str, object] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "unit": "us",
+    }
     result |= {name: cost_us(RngState.capture, before) for name, before in draw.items()}
     kinds = {"transformer_24_layers_2_groups": (transformer(24), 2), "resnet50_like_53_batchnorms": (convolutions(53), 1)}
     for name, (model, groups) in kinds.items():

@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import random
 import sys
 from pathlib import Path
 
-import loader_stand_in
+import loader_position
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -26,8 +25,7 @@ from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
 EPOCHS = 2
-RANK = int(os.environ.get("RANK", "0"))
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+RANK, WORLD = 0, 1
 
 
 class Rows(Dataset):
@@ -63,8 +61,8 @@ class Outer(nn.Module):
         self.loss = nn.CrossEntropyLoss()
 
 
-def build_model(kind: str) -> nn.Module:
-    net = Net(norm=not kind.startswith("fsdp"))
+def build_model(kind: str, norm: bool) -> nn.Module:
+    net = Net(norm=norm and not kind.startswith("fsdp"))
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
     if kind == "fsdp2":
@@ -84,7 +82,10 @@ def build_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if name == "plain-sgd":
         return torch.optim.SGD(model.parameters(), lr=0.05)
-    groups = [{"params": [p for p in model.parameters() if p.ndim > 1]}, {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -108,10 +109,24 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [value for value in entries if isinstance(value, torch.Tensor)]
 
 
+def poison(tensor: torch.Tensor) -> None:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local.view(-1)[-1] = float("nan")
+
+
 def save(args: argparse.Namespace, subjects: Subjects, step: int) -> None:
-    position = loader_stand_in.position()
+    position = loader_position.position()
     partial = Path(args.dir) / f"step-{step}.partial"
-    part = save_at(partial, subjects, updates_applied=step, position=position, rng=position.rng, rank=RANK, world_size=WORLD, say=lambda line: print(line, file=sys.stderr))
+    part = save_at(
+        partial,
+        subjects,
+        updates_applied=step,
+        position=position,
+        rng=position.rng,
+        rank=RANK,
+        world_size=WORLD,
+        say=lambda line: print(line, file=sys.stderr),
+    )
     parts = [part]
     if WORLD > 1:
         parts = [None] * WORLD
@@ -119,13 +134,23 @@ def save(args: argparse.Namespace, subjects: Subjects, step: int) -> None:
     if RANK == 0:
         files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for one in parts for file in one.files]
         finite = all(one.finite for one in parts)
-        manifest = {"updates_applied": step, "step": step, "job": "test", "attempt": 0, "ranks": list(range(WORLD)), "world_size": WORLD, "files": files, "finite": finite, "format": part.format}
+        manifest = {
+            "updates_applied": step,
+            "step": step,
+            "job": "test",
+            "attempt": 0,
+            "ranks": list(range(WORLD)),
+            "world_size": WORLD,
+            "files": files,
+            "finite": finite,
+            "format": part.format,
+        }
         commit(partial, Path(args.dir) / f"step-{step}", manifest, good=finite)
     if WORLD > 1:
         dist.barrier()
 
 
-def parse() -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", default="plain")
     parser.add_argument("--optimizer", default="adamw")
@@ -133,25 +158,32 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scaler", action="store_true")
     parser.add_argument("--outer", action="store_true")
     parser.add_argument("--callback", action="store_true")
+    parser.add_argument("--no-norm", action="store_true")
+    parser.add_argument("--no-loader", action="store_true")
     parser.add_argument("--nan", action="store_true")
-    parser.add_argument("--save-after", type=int, default=-1)
+    parser.add_argument("--save-after", type=int, nargs="*", default=())
     parser.add_argument("--stop-after", type=int, default=10**6)
     parser.add_argument("--dir")
     parser.add_argument("--resume")
     parser.add_argument("--out", required=True)
-    return parser.parse_args()
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--world", type=int, default=1)
+    parser.add_argument("--store")
+    return parser.parse_args(argv)
 
 
-def main() -> None:
-    args = parse()
+def main(argv: list[str]) -> None:
+    global RANK, WORLD
+    args = parse(argv)
+    RANK, WORLD = args.rank, args.world
     torch.set_num_threads(1)
     if WORLD > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=RANK, world_size=WORLD)
     seed = 7 if not args.resume else 99  # a resumed run must not depend on its own seed
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
-    model = build_model(args.kind)
+    model = build_model(args.kind, not args.no_norm)
     outer = Outer(model) if args.outer and not args.resume else None
     optimizer = build_optimizer(args.optimizer, model)
     scheduler = torch.optim.lr_scheduler.SequentialLR(
@@ -179,14 +211,21 @@ def main() -> None:
 def run(args, model, optimizer, scheduler, scaler, loader, subjects) -> None:
     start, step, losses = 0, 0, {}
     if args.resume:
-        resumed = restore(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, path=args.resume)
+        resumed = restore(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            loader=None if args.no_loader else loader,
+            path=args.resume,
+        )
         start, step = resumed.epoch, resumed.step
-    if args.save_after == step:
+    if step in args.save_after:
         save(args, subjects, step)
     for epoch in range(start, EPOCHS):
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
-        for rows, labels in loader_stand_in.tracked(loader, epoch):
+        for rows, labels in loader_position.counted(loader, epoch):
             if step >= args.stop_after:
                 break
             optimizer.zero_grad()
@@ -197,14 +236,20 @@ def run(args, model, optimizer, scheduler, scaler, loader, subjects) -> None:
             scheduler.step()
             losses[step] = loss.detach().numpy().tobytes().hex()
             step += 1
-            if args.nan and step == args.save_after:
-                next(model.parameters()).data.view(-1)[:1] = float("nan")
-            if step == args.save_after:
+            if args.nan and RANK == WORLD - 1 and step in args.save_after:
+                poison(next(model.parameters()).detach())
+            if step in args.save_after:
                 save(args, subjects, step)
     state = [*model.parameters(), *model.buffers(), *optimizer_tensors(optimizer)]
-    result = {"losses": losses, "state": digest(state), "lr": [g["lr"] for g in optimizer.param_groups], "scale": scaler.state_dict(), "draw": [random.random(), float(np.random.rand()), float(torch.rand(()))]}
+    result = {
+        "losses": losses,
+        "state": digest(state),
+        "lr": [g["lr"] for g in optimizer.param_groups],
+        "scale": scaler.state_dict(),
+        "draw": [random.random(), float(np.random.rand()), float(torch.rand(()))],
+    }
     Path(f"{args.out}.{RANK}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
