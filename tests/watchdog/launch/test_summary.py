@@ -106,6 +106,21 @@ def test_the_headline_says_what_was_done(policy: str, exit_code: int, words: str
     assert words in summarise([incident], replace(END, stopped_by_us=False, exit_code=exit_code))[0]
 
 
+def test_a_stop_that_somebody_asked_for_names_no_culprit_and_no_fix() -> None:
+    order = {
+        "kind": "order.stop",
+        "severity": "info",
+        "summary": "a clean stop: maintenance",
+        "cause": "maintenance",
+        "fix": "nothing is wrong",
+    }
+    assert summarise([order | {"action": INCIDENT["action"]}], replace(END, exit_code=0))[:3] == [
+        "job train-1 stopped on request (exit code 0)",
+        "  what   a clean stop: maintenance",
+        "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified)",
+    ]
+
+
 def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
     incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "summary": "rank 1 was killed by signal 9"}
     assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)

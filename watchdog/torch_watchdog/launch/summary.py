@@ -68,6 +68,8 @@ def _nobody_reported(end: JobEnd) -> list[str]:
 
 def _headline(incident: Incident, end: JobEnd) -> str:
     action = incident.get("action") or {}
+    if is_order(incident) and end.stopped_by_us:
+        return f"job {end.job} stopped on request (exit code {end.exit_code})"
     if end.stopped_by_us:
         what = "stopped before the bad batch was used" if action.get("prevented") else "stopped"
     elif action.get("policy") == "skip" and action.get("prevented"):
@@ -79,7 +81,14 @@ def _headline(incident: Incident, end: JobEnd) -> str:
     return f"job {end.job} {what}: {incident.get('kind')} (exit code {end.exit_code})"
 
 
+def is_order(incident: Incident) -> bool:
+    """Somebody asked for it: nothing went wrong, so there is neither culprit nor fix."""
+    return str(incident.get("kind", "")).startswith("order.")
+
+
 def _facts(incident: Incident) -> list[str]:
+    if is_order(incident):
+        return [f"  what   {one_line(incident.get('summary', ''))}"]
     batch = incident.get("batch")
     facts = [("who", who(incident))]
     if batch:
