@@ -410,6 +410,14 @@ def test_the_status_shows_each_ranks_newest_step_loss_and_time() -> None:
     assert [(r.last_step, r.loss, r.step_time_s, r.phase) for r in ranks] == [(1, 0.5, 2.0, "train"), (0, 2.0, 2.0, "end")]
 
 
+def test_the_status_of_an_ended_job_shows_the_commands_own_exit_code_where_the_watchdog_decided_none() -> None:
+    run = Run()
+    run.hello(0, 1)
+    assert run.job.status().exit_code is None
+    run.end(3)
+    assert (run.job.status().exit_code, run.job.outcome().exit_code) == (3, None)
+
+
 def test_lost_records_are_counted_and_told_at_the_end() -> None:
     run = Run()
     run.report(replace(steps(0, 0, [1.0]), lost_records=12))

@@ -84,7 +84,7 @@ class Job:
         return JobStatus(
             job=self.name, state=self.state, policy=self.policy, attempt=self._attempt, world_size=self._world_size, run_dir=self._run_dir,
             started_s=self._started_s, nodes=tuple(self._nodes), incidents=len(self.incidents), lost_records=self._lost_records,
-            exit_code=self._exit_code(), ranks=tuple(self._ranks[rank].status() for rank in sorted(self._ranks)),
+            exit_code=self._final_exit_code(), ranks=tuple(self._ranks[rank].status() for rank in sorted(self._ranks)),
         )  # fmt: skip
 
     def outcome(self) -> GoodbyeAck:
@@ -353,6 +353,12 @@ class Job:
             return self._last_closed.exit_code
         failed = any(goodbye is not None and goodbye.exit_code != 0 for goodbye in self._nodes.values())
         return m.EXIT_BAD_DATA if failed and self._casebook.prevented_bad_batch() else None
+
+    def _final_exit_code(self) -> int | None:
+        """Ours, or else the wrapped commands' own once all have ended: the highest, as `srun` has it."""
+        own = [goodbye.exit_code for goodbye in self._nodes.values() if goodbye is not None]
+        decided = self._exit_code()
+        return max(own) if decided is None and self.state == "ended" else decided
 
     def _event(self, now: float, kind: str, *, text: str, rank: int | None = None, step: int | None = None, **more: Any) -> AppendEvent:
         self._num_events += 1
