@@ -61,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--batch", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--context")
     parser.add_argument("--bad", type=int)
@@ -85,10 +86,10 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """All parameters, buffers and the optimizer's tensors, as bytes."""
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
-        sha.update(name.encode() + value.detach().contiguous().numpy().tobytes())
+        sha.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     for state in optimizer.state_dict()["state"].values():
         for name, value in sorted(state.items()):
-            sha.update(name.encode() + (value.contiguous().numpy().tobytes() if torch.is_tensor(value) else repr(value).encode()))
+            sha.update(name.encode() + (value.cpu().contiguous().numpy().tobytes() if torch.is_tensor(value) else repr(value).encode()))
     return sha.hexdigest()
 
 
@@ -98,8 +99,11 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if world > 1:
-        dist.init_process_group("gloo")
-    model: nn.Module = Net()
+        dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
+    device = torch.device(args.device, int(os.environ.get("LOCAL_RANK", 0))) if args.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    model: nn.Module = Net().to(device)
     plain = model
     if world > 1:
         model = DistributedDataParallel(model)
@@ -124,7 +128,8 @@ def main() -> None:
                 if step == args.never:
                     args.never = None
                     continue
-                loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+                ids, labels = batch["ids"].to(device, non_blocking=True), batch["labels"].to(device, non_blocking=True)
+                loss = nn.functional.cross_entropy(model(ids), labels)
                 loss.backward()
                 optimizer.step()
                 scheduler.step()

@@ -1,0 +1,109 @@
+"""The main promise on real GPUs: run by hand on a machine that has them, `python tests/gpu/stop.py --out FILE.json`.
+
+For 1 and (where there are two) 2 ranks: a clean run with and without the watchdog is bit-identical; a planted bad sample stops every rank before its step with no
+device-side assert; the resumed run equals, bit for bit, one in which that step never happened. Also the statistics of the step stream and of NVML.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+from launching import Ended, launch, script, torchrun
+
+WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def launched(folder: Path, name: str, ranks: int, wrapper: list[str], *arguments: object) -> Ended:
+    place = folder / name
+    place.mkdir(parents=True)
+    command = torchrun(*script("train.py", "--device", "cuda", *arguments), ranks=ranks)
+    return launch(place, [*wrapper, *TORCHRUN, *command[1:]])
+
+
+def numbers(run: Ended) -> tuple[list[str], list[str]]:
+    return run.lines("step .* loss"), [path.read_text() for path in sorted((run.folder / "d").iterdir())] if (
+        run.folder / "d"
+    ).exists() else []
+
+
+def bad_sample(ranks: int) -> int:
+    """A sample that the last rank meets at step 4, by the samplers of the script."""
+    rng = torch.Generator().manual_seed(0)
+    order = torch.randperm(48, generator=rng).tolist()
+    return int(order[ranks - 1 :: ranks][3 * 4 + 2])
+
+
+def scenario(folder: Path, ranks: int) -> dict[str, Any]:
+    """One table row a claim, each with what was seen."""
+    rows: dict[str, Any] = {}
+    plain = launched(folder, "plain", ranks, [], "--epochs", 1, "--out", "d")
+    watched = launched(folder, "watched", ranks, WATCHDOG, "--epochs", 1, "--out", "d")
+    rows["clean run bit-identical"] = plain.code == watched.code == 0 and numbers(plain) == numbers(watched)
+    bad = bad_sample(ranks) if ranks > 1 else 20
+    began = time.monotonic()
+    stopped = launched(folder, "stopped", ranks, WATCHDOG, "--epochs", 2, "--bad", bad)
+    rows["seconds of the stopped run"] = round(time.monotonic() - began, 1)
+    rows["exit code"] = stopped.code
+    text = stopped.out + stopped.err
+    rows["no device-side assert"] = "device-side assert" not in text and "CUDA error" not in text
+    incidents = stopped.incidents
+    rows["incidents"] = [{name: incident[name] for name in ("kind", "step", "summary")} for incident in incidents]
+    if not incidents:
+        rows["output"] = text[-3000:]
+        return rows
+    action = incidents[0]["action"]
+    rows["action"] = action
+    checkpoint = action.get("checkpoint") or {}
+    if checkpoint.get("committed"):
+        resumed = launched(folder, "resumed", ranks, [*WATCHDOG, "--resume", checkpoint["path"]], "--restore", "--out", "d")
+        reference = launched(folder, "reference", ranks, [], "--never", incidents[0]["step"], "--out", "d")
+        rows["resumed bit-identical"] = numbers(resumed)[1] == numbers(reference)[1] != []
+        rows["resumed exit code"] = resumed.code
+        if not rows["resumed bit-identical"]:
+            rows["resumed output"] = (resumed.out + resumed.err)[-3000:]
+    else:
+        rows["output"] = text[-3000:]
+    return rows
+
+
+def machine() -> dict[str, Any]:
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    ).stdout.split()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "card": torch.cuda.get_device_name(),
+        "cards": torch.cuda.device_count(),
+        "driver": driver[0] if driver else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "command": "python tests/gpu/stop.py --out FILE.json"}
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in range(1, min(torch.cuda.device_count(), 2) + 1):
+            results[f"{ranks} rank" + ("s" if ranks > 1 else "")] = scenario(Path(folder) / str(ranks), ranks)
+            Path(args.out).write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
