@@ -162,6 +162,27 @@ def test_a_reader_that_left_is_a_broken_pipe_as_before(stage: Stage, mode: str) 
 
 
 @MODES
+def test_the_first_write_after_the_reader_left_fails_already(stage: Stage, mode: str) -> None:
+    code = """
+import os, select
+poller = select.poll()
+poller.register(1, 0)
+os.write(1, b"first\\n")
+if not poller.poll(20_000):
+    os._exit(8)  # nobody told
+try:
+    os.write(1, b"second\\n")
+except BrokenPipeError:
+    os._exit(7)
+"""
+    process = stage.start(code, mode=mode, log=stage.folder / "log", stdout=subprocess.PIPE)
+    assert read_line(process) == b"first\n"
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(DEADLINE_S) == 7
+
+
+@MODES
 def test_head_ends_a_rank_that_keeps_sigpipes_default(stage: Stage, mode: str) -> None:
     code = "import signal, sys\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\nwhile True: sys.stdout.write('y\\n'); sys.stdout.flush()"
     head = subprocess.Popen(["head", "-n", "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

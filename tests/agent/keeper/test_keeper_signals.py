@@ -47,6 +47,16 @@ def test_each_signal_arrives_exactly_once(stage: Stage, to_group: bool) -> None:
     assert process.returncode == 0
 
 
+def test_a_signal_to_the_launchers_group_is_never_doubled(stage: Stage) -> None:
+    """torchrun signals the group: without a group of its own the rank would get it from there and from its keeper."""
+    process = start_counter(stage)
+    for i in range(1, 101):
+        os.killpg(process.pid, signal.SIGUSR1)
+        assert read_line(process) == f"SIGUSR1 {i}\n".encode()
+    os.killpg(process.pid, signal.SIGUSR2)
+    assert process.communicate(timeout=DEADLINE_S)[0] == b"SIGUSR2 1\n"
+
+
 def test_a_signal_sent_while_the_rank_is_born_arrives_once(stage: Stage) -> None:
     """At any moment of the start: it ends as it would have ended without us, by that signal."""
     for _ in range(20):
