@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from torch_watchdog_proto import codec, envelopes, messages
 from torch_watchdog_proto.v1 import control_pb2, telemetry_pb2
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from torch_watchdog_proto.v1 import control_pb2, control_pb2_grpc, query_pb2, query_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 PROTO = Path(__file__).resolve().parents[2] / "proto"
