@@ -32,6 +32,27 @@ config = DaemonConfig(runs_dir=Path(sys.argv[1]), listen=tuple(sys.argv[2:]))
 asyncio.run(run_daemon(config, listening=lambda addresses: print(*addresses, flush=True), say=lambda line: print(line, file=sys.stderr)))
 """
 
+RANK_PROGRAM = """
+import os, socket, sys, time
+from pathlib import Path
+from torch_watchdog_agent.recorder import Recorder
+from torch_watchdog_proto.frames import encode
+from torch_watchdog_proto.messages import RankHello
+from torch_watchdog_proto.record import StepDone, TensorSeen
+rank = int(sys.argv[3])
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+line.sendall(encode(RankHello(rank=rank, local_rank=rank, world_size=2, pid=os.getpid(), attempt=0, host="h", version="0.1.0")))
+ring = Recorder(Path(sys.argv[2]), rank=rank, attempt=0, world_size=2, local_world_size=2)
+for step in range(5):
+    ring.write(StepDone(step=step, time_ns=1, step_ns=1, micro_steps=1, allocated_bytes=0, reserved_bytes=0, peak_bytes=0, vetoed=False,
+                        updates_applied=step + 1))
+ring.write(TensorSeen(key_id=ring.key_id("input_ids"), dtype="int64", step=5, micro_step=0, low=0.0, high=99.0, negatives=0, ignored=0,
+                      finite=True, shape=(2,)))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
 
 def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
     """Waits for what other threads and processes bring about."""
@@ -77,6 +98,14 @@ class Place:
         self.closing.append(lambda: node.finish(0, timeout_s=0.1))
         return node
 
+    def rank_process(self, rank: int) -> subprocess.Popen[bytes]:
+        """A rank of its own pid, that can be killed. Returns once it has said hello."""
+        arguments = [str(self.runtime / "control.sock"), str(self.rings), str(rank)]
+        process = subprocess.Popen([sys.executable, "-c", RANK_PROGRAM, *arguments], stdout=subprocess.PIPE)
+        self.closing.append(lambda: kill(process))
+        assert process.stdout is not None and process.stdout.readline()
+        return process
+
     def client(self, address: str | None = None, **more: Any) -> DaemonClient:
         client = DaemonClient(address or self.socket, **more)
         self.closing.append(client.close)
@@ -93,8 +122,8 @@ class Place:
         status = self.status()
         return 0 if status is None else len(status.ranks)
 
-    def rank(self, rank: int, world_size: int = 1) -> FakeRank:
-        fake = FakeRank(self, rank, world_size)
+    def rank(self, rank: int, world_size: int = 1, *, runtime: Path | None = None) -> FakeRank:
+        fake = FakeRank((runtime or self.runtime) / "control.sock", rank, world_size)
         self.closing.append(fake.close)
         return fake
 
@@ -105,10 +134,10 @@ class Place:
 class FakeRank:
     """Speaks frames over the control socket, as a rank's control thread does."""
 
-    def __init__(self, place: Place, rank: int, world_size: int) -> None:
+    def __init__(self, path: Path, rank: int, world_size: int) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(20)
-        self._socket.connect(str(place.runtime / "control.sock"))
+        self._socket.connect(str(path))
         self._decoder, self._orders = Decoder(), list[Order]()
         self.say(RankHello(rank=rank, local_rank=rank, world_size=world_size, pid=os.getpid(), attempt=0, host="h", version="0.1.0"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections import Counter
@@ -167,12 +168,63 @@ def test_a_daemon_that_comes_back_hears_the_ranks_hellos_again(place: Place) -> 
     place.node()
     rank = place.rank(0)
     until(lambda: place.num_ranks() == 1)
+    assert place.client().request("job", "order.checkpoint", by="ann").accepted
+    first = rank.order()
     kill(process)
     place.daemon_process()
     until(lambda: place.num_ranks() == 1)
-    answer = place.client().request("job", "order.stop", by="ann")
-    assert answer.accepted
-    assert isinstance(rank.order(), m.Prepare)
+    assert place.client().request("job", "order.stop", by="ann").accepted
+    second = rank.order()
+    assert isinstance(second, m.Prepare) and second.generation > first.generation
+
+
+def test_an_order_reaches_the_ranks_of_every_node(place: Place) -> None:
+    other = place.root / "other"
+    other.mkdir(mode=0o700)
+    with place.daemon():
+        nodes = [place.node(node="a", nodes=2), place.node(node="b", nodes=2, runtime_dir=other, ring_dir=other)]
+        ranks = [place.rank(0, world_size=2), place.rank(1, world_size=2, runtime=other)]
+        until(lambda: place.num_ranks() == 2)
+        ranks[1].say(m.Hold(rank=1, step=5, micro_step=0, violation=BAD_TOKEN))
+        assert [type(rank.order()) for rank in ranks] == [m.Prepare, m.Prepare]
+        assert sorted(place.client().job("job").nodes) == ["a", "b"]
+        nodes[0].finish(1)
+        assert place.client().job("job").state != "ended"
+        assert nodes[1].finish(1).exit_code == 65
+        assert place.client().job("job").state == "ended"
+
+
+def test_jobs_of_one_daemon_do_not_hear_each_other(place: Place) -> None:
+    with place.daemon():
+        talk(place.socket, HELLO, report(1, 0))
+        talk(place.socket, replace(HELLO, job="other", session="another"), report(1, 7))
+        assert [job.job for job in place.client().jobs()] == ["other", "job"]
+        assert [place.client().job(name).ranks[0].last_step for name in ("job", "other")] == [0, 7]
+    assert (kept_steps(place.run_dir), kept_steps(place.runs / "other")) == ([0], [7])
+
+
+def test_a_killed_ranks_last_batch_is_kept_and_its_signal_named(place: Place) -> None:
+    with place.daemon():
+        node = place.node()
+        ranks = [place.rank_process(rank) for rank in (0, 1)]
+        until(lambda: place.num_ranks() == 2)
+        ranks[1].send_signal(signal.SIGKILL)
+        ranks[0].send_signal(signal.SIGKILL)
+        until(lambda: read_incidents(place.run_dir))
+        outcome = node.finish(1)
+    assert outcome.exit_code is None
+    (incident,) = outcome.incidents
+    assert (incident["kind"], len(incident["ranks_affected"])) == ("rank.died", 1)
+    last = list(read_blocks(place.run_dir, rank=1))[-1]
+    assert (last.micro_of_step[-1], last.loss_known[-1], last.tensors[0].key, last.tensors[0].high) == (5, False, "input_ids", (99.0,))
+    assert list(place.rings.iterdir()) == []
+
+
+def test_a_command_line_of_any_length_and_bytes_is_no_obstacle(place: Place) -> None:
+    with place.daemon():
+        node = place.node(command=("train", "x" * 200_000, "\udcff", *["y"] * 100_000))
+        until(lambda: place.client().jobs())
+        assert node.finish(0).lines == ()
 
 
 def test_a_requested_stop_reaches_the_ranks_and_a_second_is_refused(place: Place) -> None:
@@ -291,6 +343,16 @@ def test_the_token_is_asked_of_everybody(place: Place) -> None:
         node = place.node(token="secret")
         until(lambda: place.client(token="secret").jobs())
         assert node.finish(0).lines == ()
+
+
+# The end
+
+
+def test_a_daemon_that_ends_under_open_streams_prints_nothing(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    with place.daemon():
+        place.node()
+        until(lambda: place.num_ranks() == 0 and place.client().jobs())
+    assert capfd.readouterr().err == ""
 
 
 # Queries

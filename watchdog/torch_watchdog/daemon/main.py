@@ -15,7 +15,7 @@ from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
-from torch_watchdog.daemon.services import ControlService, TelemetryService
+from torch_watchdog.daemon.services import Calls, ControlService, TelemetryService
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.index import BlockIndex
 from torch_watchdog_proto.v1 import control_pb2_grpc, query_pb2_grpc, telemetry_pb2_grpc
@@ -62,14 +62,16 @@ def _store(config: DaemonConfig, say: Callable[[str], None]) -> Any:
 @contextlib.asynccontextmanager
 async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | None) -> AsyncIterator[tuple[str, ...]]:
     server = new_server(config.max_message_bytes)
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, token=config.token), server)
-    control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, token=config.token), server)
-    query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, index=index, token=config.token), server)
+    calls = Calls(token=config.token)
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, calls), server)
+    control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, calls), server)
+    query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, calls, index=index), server)
     addresses = tuple(bind(server, address) for address in config.listen)
     await server.start()
     try:
         yield addresses
     finally:
+        await calls.end_all()
         await server.stop(_STOP_GRACE_S)
         ingest.close()
 

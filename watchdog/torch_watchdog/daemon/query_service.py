@@ -16,7 +16,7 @@ import grpc
 from sqlalchemy.exc import SQLAlchemyError
 
 from torch_watchdog.daemon.ingest import Ingest
-from torch_watchdog.daemon.services import checked
+from torch_watchdog.daemon.services import Calls, checked
 from torch_watchdog.job.events import OrderRequested, Refused
 from torch_watchdog.store.index import BlockIndex
 from torch_watchdog.store.read import read_blocks
@@ -35,8 +35,8 @@ _MAX_CONTRACT_BYTES = 4 << 20
 class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
     """One method a question."""
 
-    def __init__(self, ingest: Ingest, *, index: BlockIndex | None, token: str) -> None:
-        self._ingest, self._index, self.token = ingest, index, token
+    def __init__(self, ingest: Ingest, calls: Calls, *, index: BlockIndex | None) -> None:
+        self._ingest, self.calls, self._index = ingest, calls, index
         self._reading = asyncio.Lock()
 
     @checked

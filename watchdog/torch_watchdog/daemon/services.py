@@ -23,7 +23,7 @@ from torch_watchdog_proto.envelopes import ControlHello, RankLost, RankSaid, Rep
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
-__all__ = ["TOKEN_KEY", "ControlService", "TelemetryService", "checked"]
+__all__ = ["TOKEN_KEY", "Calls", "ControlService", "TelemetryService", "checked"]
 
 TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the name of a metadata entry
 
@@ -35,17 +35,44 @@ _STATUS = {
 }
 
 
-def checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+class Calls:
+    """Every call under way, and the token that each must bring (none where it is empty)."""
+
+    def __init__(self, *, token: str) -> None:
+        self.token = token
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Awaits the work of one call; None where `end_all` cut it short."""
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        try:
+            await asyncio.wait((task,))
+            return None if task.cancelled() else task.result()
+        finally:
+            self._under_way.discard(task)
+            task.cancel()
+
+    async def end_all(self) -> None:
+        """Ends them in order: gRPC itself would cut them off with a traceback on the terminal."""
+        tasks = tuple(self._under_way)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def checked(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Awaitable[Any]]:
     """Asks for the token, and answers our own errors with their sentence."""
 
     @functools.wraps(method)
     async def call(self: Any, request: Any, context: Any) -> Any:
-        if not _has_token(context, self.token):
+        if not _has_token(context, self.calls.token):
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED, "the token is missing or another: both sides need the same TORCH_WATCHDOG_TOKEN_FILE"
             )
         try:
-            return await method(self, request, context)
+            return await self.calls.run(method(self, request, context))
         except codec.MalformedMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:500])
         except WatchdogError as error:
@@ -62,8 +89,8 @@ def _has_token(context: Any, token: str) -> bool:
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[misc]
     """Hello, numbered reports, goodbye; each answered."""
 
-    def __init__(self, ingest: Ingest, *, token: str) -> None:
-        self._ingest, self.token = ingest, token
+    def __init__(self, ingest: Ingest, calls: Calls) -> None:
+        self._ingest, self.calls = ingest, calls
 
     @checked
     async def Report(self, requests: AsyncIterator[Any], context: Any) -> None:  # noqa: N802 - gRPC's name
@@ -128,8 +155,8 @@ class _Acks:
 class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
     """Ranks' messages up, orders down."""
 
-    def __init__(self, ingest: Ingest, *, token: str) -> None:
-        self._ingest, self.token = ingest, token
+    def __init__(self, ingest: Ingest, calls: Calls) -> None:
+        self._ingest, self.calls = ingest, calls
 
     @checked
     async def Attach(self, requests: AsyncIterator[Any], context: Any) -> None:  # noqa: N802 - gRPC's name

@@ -7,10 +7,10 @@ since the epoch and only ever grows; no clock, file, socket or log. An event of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from torch_watchdog.job.casebook import Casebook
+from torch_watchdog.job.event_log import EventLog, words_of
 from torch_watchdog.job.events import (
     AppendEvent,
     Effect,
@@ -65,7 +65,7 @@ class Job:
         self._retry_at = 0.0
         self._order_open = False
         self._last_closed: stop.Closed | None = None
-        self._num_events, self._generations = _where_it_stood(events)
+        self._log = EventLog(events)
         self._lost_records = 0
 
     # What others look at
@@ -144,7 +144,7 @@ class Job:
     def _on_rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
         rank = self._rank(event.rank, node, event.pid)
         yield self._event(
-            now, f"rank.{event.kind}", rank=event.rank, text=event.text or _words_of(event), level=event.level, exit_code=event.exit_code,
+            now, f"rank.{event.kind}", rank=event.rank, text=words_of(event), level=event.level, exit_code=event.exit_code,
             signal=event.signal,
         )  # fmt: skip
         if event.kind == "note" and event.level == "error":
@@ -184,7 +184,7 @@ class Job:
                 policy=self.policy,
                 checkpoints_dir=f"{self._run_dir}/checkpoints",
                 grace_s=self._grace_s,
-                generation=self._generations.get(self._attempt, 0),
+                generation=self._log.last_generation(self._attempt),
             )
         known = self._ranks.get(hello.rank)
         rank = self._rank(hello.rank, node, hello.pid)
@@ -360,39 +360,5 @@ class Job:
         decided = self._exit_code()
         return max(own) if decided is None and self.state == "ended" else decided
 
-    def _event(self, now: float, kind: str, *, text: str, rank: int | None = None, step: int | None = None, **more: Any) -> AppendEvent:
-        self._num_events += 1
-        known = {name: value for name, value in more.items() if value is not None}
-        time = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
-        return AppendEvent(
-            event={
-                "time": time,
-                "order": self._num_events,
-                "attempt": self._attempt,
-                "kind": kind,
-                "rank": rank,
-                "step": step,
-                "text": text,
-            }
-            | known
-        )
-
-
-def _words_of(event: m.RankEvent) -> str:
-    """For events that come without a text."""
-    if event.kind != "exited":
-        return f"rank {event.rank} {event.kind}, pid {event.pid}"
-    if event.signal is not None:
-        return f"rank {event.rank} was ended by signal {event.signal}"
-    return f"rank {event.rank} ended" + ("" if event.exit_code is None else f" with exit code {event.exit_code}")
-
-
-def _where_it_stood(events: Iterable[Mapping[str, Any]]) -> tuple[int, dict[int, int]]:
-    """The last number of an event, and of an order by attempt: a rank takes no order that is older than one it has seen."""
-    last, generations = 0, dict[int, int]()
-    for event in events:
-        last = max(last, event.get("order", 0))
-        if event.get("kind") == "order.opened":
-            attempt = event.get("attempt", 0)
-            generations[attempt] = max(event.get("generation", 0), generations.get(attempt, 0))
-    return last, generations
+    def _event(self, now: float, kind: str, *, text: str, **more: Any) -> AppendEvent:
+        return self._log.line(now, kind, attempt=self._attempt, text=text, **more)
