@@ -425,6 +425,15 @@ def test_lost_records_are_counted_and_told_at_the_end() -> None:
     assert run.job.outcome().lines == ("12 step records were overwritten before they could be read",)
 
 
+def test_reports_that_a_node_dropped_are_told_once_each_time_there_are_more() -> None:
+    run = Run()
+    for dropped in (0, 3, 3, 5):
+        run.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, dropped_reports=dropped)))
+    told = [effect.event["text"] for effect in run.effects if isinstance(effect, AppendEvent) and effect.event["kind"] == "node.dropped"]
+    assert [text.split()[0] for text in told] == ["3", "2"]
+    assert run.job.outcome().lines == ("5 reports of node did not fit while the daemon was away",)
+
+
 def test_events_are_numbered_from_where_an_earlier_daemon_stopped() -> None:
     run = Run(events=[{"order": 40, "kind": "rank.gone"}])
     run.hello(0, 1)

@@ -67,6 +67,7 @@ class Job:
         self._last_closed: stop.Closed | None = None
         self._log = EventLog(events)
         self._lost_records = 0
+        self._dropped: dict[str, int] = {}  # node -> reports
 
     # What others look at
 
@@ -90,6 +91,7 @@ class Job:
     def outcome(self) -> GoodbyeAck:
         """What a node process is told when it says goodbye: the first incidents are enough, all of them are on disk."""
         lines = [f"{self._lost_records} step records were overwritten before they could be read"] if self._lost_records else []
+        lines += [f"{count} reports of {node} did not fit while the daemon was away" for node, count in self._dropped.items()]
         return GoodbyeAck(exit_code=self._exit_code(), incidents=self.incidents[:_MAX_TOLD], lines=tuple(lines))
 
     def next_deadline(self) -> float | None:
@@ -125,7 +127,7 @@ class Job:
         return (self._event(now, "node.joined", text=f"node {hello.node} reports (torch-watchdog {hello.version})", node=hello.node),)
 
     def _on_report(self, node: str, report: m.NodeReport, now: float) -> tuple[Effect, ...]:
-        effects: list[Effect] = []
+        effects: list[Effect] = [*self._count_dropped(node, report.dropped_reports, now)]
         for block in report.blocks:
             effects += self._begin_attempt(block.attempt, now)
             if block.attempt == self._attempt:
@@ -135,6 +137,14 @@ class Job:
             if event.attempt == self._attempt:
                 effects += self._on_rank_event(node, event, now)
         return (*effects, *self._judge(now))
+
+    def _count_dropped(self, node: str, dropped: int, now: float) -> Iterable[Effect]:
+        before = self._dropped.get(node, 0)
+        if dropped > before:
+            self._dropped[node] = dropped
+            yield self._event(
+                now, "node.dropped", text=f"{dropped - before} reports of {node} did not fit while the daemon was away", node=node
+            )
 
     def _record(self, node: str, block: m.StepBlock, now: float) -> None:
         self._rank(block.rank, node, block.pid).record(block, now)
