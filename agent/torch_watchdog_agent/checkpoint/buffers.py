@@ -36,6 +36,7 @@ class Buffers:
         self._slots = [slot for model in models for slot in _slots_of(model)]
         self._max_bytes = max_bytes
         self._say = say
+        self._said: set[str] = set()
         self._windows = 0
         self._watched: list[_Slot] = []
         self._kept: list[_Slot] = []
@@ -103,7 +104,6 @@ class Buffers:
 
     def _choose(self) -> None:
         learning = self._windows < _LEARNING_WINDOWS
-        known_too_large = set(self.too_large)
         present = [slot for slot in self._slots if slot.tensor is not None]
         wanted = [slot for slot in present if slot.changes or (learning and _bytes(slot.tensor) <= _SMALL_BYTES)]
         self._kept = _that_fit(wanted, self._max_bytes)
@@ -114,9 +114,9 @@ class Buffers:
         for slot in self._kept:
             slot.copy = slot.copy if _alike(slot.copy, slot.tensor) else _local(slot.tensor).detach().clone()
         self._batches = _by_kind(self._kept)
-        for name in self.too_large:
-            if name not in known_too_large:
-                self._say(f"buffer {name} changes in training and is too large to keep a copy of: a vetoed step does not put it back")
+        for name in set(self.too_large) - self._said:
+            self._said.add(name)
+            self._say(f"buffer {name} changes in training and is too large to keep a copy of: a vetoed step does not put it back")
 
 
 def _slots_of(model: Any) -> list[_Slot]:

@@ -94,8 +94,17 @@ def _moment(subjects: Subjects) -> _Moment:
 
 
 def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:
-    """Containers and tensors copied; what the values refer to (parameters, the optimizer, functions) is not."""
-    return {key: value if type(value) in _AS_IT_IS else _kept(value) for key, value in living.items() if key != "params"}
+    """The values that a window changes: numbers, words, plain containers of them, tensors.
+
+    Nothing else: a scaler's notes on the step that it is in the middle of must not come back, nor a function that was wrapped since.
+    """
+    plain = {key: value for key, value in living.items() if type(value) in _AS_IT_IS or isinstance(value, (int, float))}
+    more = {key: _kept(value) for key, value in living.items() if key not in plain and key != "params" and _is_kept(value)}
+    return plain | more
+
+
+def _is_kept(value: Any) -> bool:
+    return type(value) in (list, tuple, dict) or hasattr(value, "_version")
 
 
 def _all_schedulers(subjects: Subjects) -> list[Any]:

@@ -64,6 +64,7 @@ def _rank(rank: int, world: int, out: str, args: tuple[str, ...]) -> None:
     """The body of a rank: standard error goes to a file, a failure is exit code 1."""
     errors = os.open(f"{out}.{rank}.err", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 2)
+    multiprocessing.set_start_method("fork", force=True)  # the script's own workers start as in a plain run
     import train as script
 
     try:

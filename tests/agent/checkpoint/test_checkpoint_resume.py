@@ -13,6 +13,7 @@ FLAVOURS = {
     "DDP, AdamW, BatchNorm, two workers": (2, (4,), ("--kind", "ddp", "--workers", "2")),
     "FSDP2, AdamW": (2, (0, 4), ("--kind", "fsdp2")),
     "FSDP1, momentum SGD": (2, (4,), ("--kind", "fsdp1", "--optimizer", "sgd")),
+    "whole tensors that differ between the ranks": (2, (4,), ("--kind", "apart")),
 }
 
 

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from torch_watchdog_agent.checkpoint import on_checkpoint, restore, save_at
 from torch_watchdog_agent.checkpoint.manifest import commit
-from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
 EPOCHS = 2
@@ -180,7 +179,7 @@ def main(argv: list[str]) -> None:
     if WORLD > 1:
         dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=RANK, world_size=WORLD)
     seed = 7 if not args.resume else 99  # a resumed run must not depend on its own seed
-    torch.manual_seed(seed)
+    torch.manual_seed(seed + RANK if args.kind == "apart" else seed)
     random.seed(seed)
     np.random.seed(seed)
     model = build_model(args.kind, not args.no_norm)

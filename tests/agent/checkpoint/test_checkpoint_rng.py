@@ -1,0 +1,83 @@
+"""Generators and the position in the data: taken cheaply, put back exactly, written without pickle."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rng import RngState
+
+
+def draw() -> list[float]:
+    gauss = [random.gauss(0, 1), float(np.random.randn())]  # both keep a second value for the next call
+    return [*gauss, random.random(), float(np.random.rand()), float(torch.rand(())), float(torch.randn(()))]
+
+
+def test_restoring_repeats_every_generator() -> None:
+    draw()
+    state = RngState.capture()
+    first = draw()
+    draw()
+    state.restore()
+    assert draw() == first
+
+
+def test_numpys_second_gaussian_is_not_taken_for_an_unchanged_state() -> None:
+    np.random.seed(1)
+    np.random.randn()
+    with_second = RngState.capture()
+    second = np.random.randn()  # comes from the cache: the raw words of the generator stay as they are
+    after = RngState.capture()
+    third = np.random.randn()
+    with_second.restore()
+    assert np.random.randn() == second
+    after.restore()
+    assert np.random.randn() == third
+
+
+def test_another_bit_generator_of_numpy_is_carried_too() -> None:
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        plain, tensors = RngState.capture().to_parts("here")
+        first = np.random.rand()
+        RngState.from_parts("here", json.loads(json.dumps(plain)), tensors).restore()
+        assert np.random.rand() == first
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_a_position_survives_json_and_tensors() -> None:
+    at_iter = RngState.capture()
+    draw()
+    position = LoaderPosition(epoch=2, batches=7, rng_at_iter=at_iter, rng=RngState.capture())
+    plain, tensors = position.to_parts()
+    first = draw()
+    back = LoaderPosition.from_parts(json.loads(json.dumps(plain)), tensors)
+    assert (back.epoch, back.batches) == (2, 7)
+    back.rng.restore()
+    assert draw() == first
+    position.rng_at_iter.restore()
+    expected = draw()
+    back.rng_at_iter.restore()
+    assert draw() == expected
+
+
+def test_capturing_imports_nothing_and_the_package_needs_no_torch() -> None:
+    script = """
+import sys
+import torch_watchdog_agent.checkpoint as checkpoint
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rng import RngState
+state = RngState.capture()
+state.restore()
+assert state.numpy is None and state.torch_cpu is None and not checkpoint.busy()
+assert not {"torch", "numpy"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

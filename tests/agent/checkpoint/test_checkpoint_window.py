@@ -1,0 +1,171 @@
+"""A vetoed update window leaves no trace but in the position of the loader."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
+from torch_watchdog_agent.checkpoint.subjects import Subjects
+from torch_watchdog_agent.checkpoint.window import WindowState
+
+torch.set_num_threads(1)
+
+
+class Counting(nn.Module):
+    """Buffers of every kind: statistics, one that is written in place, one that is replaced, one that never changes, one that is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(4), persistent=False)
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("table", torch.arange(8.0))
+        self.register_buffer("large", torch.zeros(1 << 19))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.seen += rows.sum(0)
+        self.average = 0.9 * self.average + 0.1 * rows.mean(0)
+        self.large[0] += 1
+        return nn.functional.dropout(self.norm(self.linear(rows)), 0.5)
+
+
+class Training:
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = Counting()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.SequentialLR(
+            self.optimizer,
+            [
+                torch.optim.lr_scheduler.LinearLR(self.optimizer, 0.1, total_iters=2),
+                torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 1.0, 50),
+            ],
+            milestones=[2],
+        )
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        self.said: list[str] = []
+        self.subjects = Subjects()
+        self.subjects.optimizer_seen(self.optimizer)
+        self.subjects.scheduler_seen(self.scheduler)
+        self.subjects.scaler_seen(self.scaler)
+        self.window = WindowState(self.subjects, say=self.said.append, **options)
+
+    def step(self, *, vetoed: bool = False) -> None:
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.model(torch.rand(6, 4) + random.random()).sum()).backward()
+        if vetoed:
+            self.scaler.unscale_(self.optimizer)
+        else:
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+
+    def state(self) -> list[Any]:
+        buffers = [(name, tensor.tolist()) for name, tensor in self.model.named_buffers() if name != "large"]
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+        return [
+            buffers,
+            groups,
+            repr(self.scheduler.state_dict()["last_epoch"]),
+            self.scaler.state_dict(),
+            random.getstate(),
+            torch.get_rng_state().tolist(),
+        ]
+
+
+@pytest.mark.parametrize("steps_before", [1, 2, 3, 4, 5, 9])
+def test_restore_brings_back_what_the_window_changed(steps_before: int) -> None:
+    """After any number of windows, while learning which buffers change and later."""
+    training = Training()
+    for _ in range(steps_before):
+        training.window.opened()
+        training.step()
+    training.window.opened()
+    before = training.state()
+    training.step(vetoed=True)
+    assert training.state() != before
+    training.window.restore()
+    assert training.state() == before
+
+
+def test_a_run_with_a_vetoed_window_goes_on_like_one_without_it() -> None:
+    vetoed, plain = Training(), Training()
+    for training, veto_at in ((plain, -1), (vetoed, 5)):
+        torch.manual_seed(3)
+        random.seed(3)
+        for step in range(8):
+            training.window.opened()
+            if step == veto_at:
+                training.step(vetoed=True)
+                training.window.restore()
+                training.window.opened()
+            training.step()
+    assert vetoed.state() == plain.state()
+    assert [fingerprint(p) for p in vetoed.model.parameters()] == [fingerprint(p) for p in plain.model.parameters()]
+
+
+def test_the_very_first_window_can_be_vetoed() -> None:
+    training = Training()
+    training.window.opened()
+    before = training.state()
+    training.step(vetoed=True)
+    training.window.restore()
+    assert training.state() == before
+
+
+def test_a_save_in_the_middle_of_a_window_sees_its_start_and_changes_nothing() -> None:
+    training = Training()
+    for _ in range(6):
+        training.window.opened()
+        training.step()
+    training.window.opened()
+    at_start = training.state()
+    training.step(vetoed=True)
+    at_gate = training.state()
+    with training.window.rewound():
+        assert training.state() == at_start
+    assert training.state() == at_gate
+    training.window.restore()
+    assert training.state() == at_start
+
+
+def test_a_buffer_too_large_to_keep_is_said_once_and_listed() -> None:
+    training = Training(max_buffer_bytes=1 << 20)
+    for _ in range(7):
+        training.window.opened()
+        training.step()
+    assert [line for line in training.said if "large" in line] == training.said and len(training.said) == 1
+    assert training.window.not_covered[0] == "buffer large: too large to keep"
+
+
+def test_a_window_before_anything_was_seen_keeps_the_generators() -> None:
+    window = WindowState(Subjects(), say=print)
+    window.restore()
+    window.opened()
+    first = torch.rand(())
+    window.restore()
+    assert torch.rand(()) == first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+def test_a_fingerprint_tells_one_changed_element_and_two_swapped_ones(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0, 1, 0, 1, 1, 0, 0], dtype=dtype)
+    changed, swapped = tensor.clone(), tensor.clone()
+    changed[2] = 1
+    swapped[[0, 1]] = tensor[[1, 0]]
+    assert len({fingerprint(item) for item in (tensor, changed, swapped)}) == 3
+    assert fingerprint(tensor) == fingerprint(tensor.clone())
+    assert fingerprint(torch.zeros((), dtype=dtype)) != fingerprint(torch.zeros(0, dtype=dtype))
+
+
+def test_finite_looks_at_every_element_of_every_float() -> None:
+    large = torch.zeros((1 << 20) + 3)
+    assert all_finite([large, torch.zeros((), dtype=torch.bfloat16), torch.tensor([1]), torch.zeros(2, dtype=torch.float8_e5m2)])
+    large[-1] = float("inf")
+    assert not all_finite([torch.zeros(2), large])
