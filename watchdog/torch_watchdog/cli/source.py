@@ -168,10 +168,18 @@ def live_daemon(look: DiskJob) -> str:
     """Where the job's own daemon answers. Raises DaemonUnreachableError where the job has ended, or died."""
     record = look.record()
     address = str(record.get("daemon") or "")
-    gone = address.startswith("unix:") and not Path(address.removeprefix("unix:")).exists()
+    gone = address.startswith("unix:") and not _is_there(Path(address.removeprefix("unix:")))
     if record.get("ended") or not address or gone:
         raise DaemonUnreachableError(address or "its own address", 0.0)
     return address
+
+
+def _is_there(path: Path) -> bool:
+    """As far as this user can see: the sockets of another user's launch are not for us."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _status_on_disk(look: DiskJob, record: Mapping[str, Any], found: Sequence[RankTrack]) -> JobStatus:

@@ -45,7 +45,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         return [
             f"job {end.job}: {_count(end.ranks_reported, 'rank')}, {_count(end.steps, 'step')}, nothing found (exit code {end.exit_code})"
         ]
-    lines = [_headline(first, end), *_facts(first)]
+    lines = [_headline(first, end), *_facts(first, end.here)]
     lines += _afterwards(first, end, others=len(incidents) - 1)
     return lines[:10]
 
@@ -57,11 +57,14 @@ def first_to_tell(incidents: Sequence[Incident]) -> Incident | None:
 
 
 def _nobody_reported(end: JobEnd) -> list[str]:
+    """A command that failed before it trained has said itself why; one that succeeded has perhaps trained where we could not see it."""
     of = f"0 of {end.ranks_expected} ranks" if end.ranks_expected else "no rank"
+    line = f"job {end.job}: {of} reported, so nothing was watched (exit code {end.exit_code})"
+    if end.exit_code:
+        return [line]
     return [
-        f"job {end.job}: {of} reported, so nothing was watched (exit code {end.exit_code})",
-        "  why    the command started no training in a Python that we could enter: python -I, -E or -S skip us, containers and other"
-        " hosts need torch-watchdog installed there",
+        line,
+        "  why    no training was started in a Python that we could enter: -I, -E and -S keep us out, and so does a Python without torch-watchdog",
         "  next   watchdog doctor",
     ]
 
@@ -86,14 +89,14 @@ def is_order(incident: Incident) -> bool:
     return str(incident.get("kind", "")).startswith("order.")
 
 
-def _facts(incident: Incident) -> list[str]:
+def _facts(incident: Incident, here: str) -> list[str]:
     if is_order(incident):
         return [f"  what   {one_line(incident.get('summary', ''))}"]
     batch = incident.get("batch")
     facts = [("who", who(incident))]
     if batch:
         facts.append(("what", what_offends(incident)))
-        facts.append(("where", _where(incident.get("bound") or {})))
+        facts.append(("where", _where(incident.get("bound") or {}, here)))
     else:
         facts.append(("what", incident.get("summary", "")))
     facts += [("why", incident.get("cause", "")), ("fix", incident.get("fix", ""))]
@@ -141,13 +144,10 @@ def allowed_range(bound: Mapping[str, Any]) -> str:
     return f"{text} or {', '.join(str(value) for value in ignored)} (ignored)" if ignored else text
 
 
-def _where(bound: Mapping[str, Any]) -> str:
-    parts = [
-        bound.get("op") or "",
-        f"in {bound['module']}" if bound.get("module") else "",
-        f"({bound['source']})" if bound.get("source") else "",
-    ]
-    return " ".join(part for part in parts if part)
+def _where(bound: Mapping[str, Any], here: str) -> str:
+    module = f"in {bound['module']}" if bound.get("module") else ""
+    source = f"({as_typed(bound['source'], here)})" if bound.get("source") else ""
+    return " ".join(part for part in (bound.get("op") or "", module, source) if part)
 
 
 def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
