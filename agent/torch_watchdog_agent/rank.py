@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
 from torch_watchdog_agent.errors import BadBatchError
@@ -72,6 +73,7 @@ class Rank:
         self.line = self._connect()
         self.history = History(self._open_ring(), self.loop)
         self.say.also = self.history.said
+        self._clearance = self._open_clearance()
         self.guard = Guard(say=self.say, on_refused=self._refused)
         self.saver = Saver(self, leave=leave)
         self._contract_written = ""
@@ -107,6 +109,20 @@ class Rank:
             )
         except OSError as error:
             self.say(f"no shared memory for the step records ({error}); training goes on, its timeline is lost")
+            return None
+
+    def _open_clearance(self) -> Clearance | None:
+        who = self.identity
+        if who.local_world_size == 1 or self.config.policy == "observe" or self.line is None:
+            return None
+        try:
+            return Clearance(
+                Path(self.config.ring_dir), attempt=who.attempt, local_rank=who.local_rank, local_world_size=who.local_world_size
+            )
+        except OSError as error:
+            self.say(
+                f"no shared memory between the ranks ({error}); on GPUs a bad batch may have to end its rank instead of stopping the job"
+            )
             return None
 
     def _lost(self) -> None:
@@ -152,11 +168,12 @@ class Rank:
             self.window.opened()
         self.gate.phase = "eval" if evaluation else "train"
         self.history.batch(checked.stats if checked is not None else (), loader_ns=loader_ns, evaluation=evaluation)
-        if checked is None:
-            return batch
-        checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
-        batch = self._act_on(batch, checked)
-        self.guard.handed_over(checked, batch)
+        if checked is not None:
+            checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
+            batch = self._act_on(batch, checked)
+            self.guard.handed_over(checked, batch)
+        if self._clearance is not None:
+            self._clearance.handed_over(self.loop.step, self.loop.micro_step)
         return batch
 
     def _act_on(self, batch: object, checked: Checked) -> object:
@@ -212,6 +229,10 @@ class Rank:
         self.subjects.optimizer_seen(optimizer)
         number = self.loop.at_gate(id(optimizer))
         self.guard.step_ended()
+        if self._clearance is not None and self.guarding:
+            from torch_watchdog_agent.hooks.device import backward_finished
+
+            self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
         decision = self.gate.judge(number)
         if isinstance(decision, Act):
             self.window.restore()

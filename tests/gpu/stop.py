@@ -1,7 +1,7 @@
 """The main promise on real GPUs: run by hand on a machine that has them, `python tests/gpu/stop.py --out FILE.json`.
 
-For 1 and (where there are two) 2 ranks: a clean run with and without the watchdog is bit-identical; a planted bad sample stops every rank before its step with no
-device-side assert; the resumed run equals, bit for bit, one in which that step never happened. Also the statistics of the step stream and of NVML.
+For 1 and (where there are two) 2 ranks: a clean run with and without the watchdog is bit-identical; a planted bad sample stops every rank
+before its step, with no device-side assert, every time; the resumed run equals, bit for bit, one in which that step never happened.
 """
 
 from __future__ import annotations
@@ -55,11 +55,16 @@ def scenario(folder: Path, ranks: int) -> dict[str, Any]:
     bad = bad_sample(ranks) if ranks > 1 else 20
     began = time.monotonic()
     stopped = launched(folder, "stopped", ranks, WATCHDOG, "--epochs", 2, "--bad", bad)
+
+    def again(trial: int) -> Ended:
+        return launched(folder, f"stopped-{trial}", ranks, WATCHDOG, "--epochs", 2, "--bad", bad)
+
     rows["seconds of the stopped run"] = round(time.monotonic() - began, 1)
     rows["exit code"] = stopped.code
     text = stopped.out + stopped.err
     rows["no device-side assert"] = "device-side assert" not in text and "CUDA error" not in text
     incidents = stopped.incidents
+    rows["stopped cleanly at step 4, of 4 trials"] = sum(_clean_stop(one) for one in [stopped, *(again(trial) for trial in range(3))])
     rows["incidents"] = [{name: incident[name] for name in ("kind", "step", "summary")} for incident in incidents]
     if not incidents:
         rows["output"] = text[-3000:]
@@ -77,6 +82,11 @@ def scenario(folder: Path, ranks: int) -> dict[str, Any]:
     else:
         rows["output"] = text[-3000:]
     return rows
+
+
+def _clean_stop(run: Ended) -> bool:
+    action = run.incidents[0]["action"] if run.incidents else {}
+    return run.code == 65 and action.get("stopped_at_step") == 4 and bool((action.get("checkpoint") or {}).get("committed"))
 
 
 def machine() -> dict[str, Any]:
