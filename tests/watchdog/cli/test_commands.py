@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -194,10 +195,14 @@ def test_a_timeline_of_one_rank_shows_only_that_rank(runs: Runs, ended_job: RunD
 
 
 def test_a_contract_is_shown_as_the_rank_wrote_it(runs: Runs, ended_job: RunDirectory) -> None:
-    learned = {"rank": 0, "bounds": [{"key": "input_ids", "low": 0, "high": 63}], "opaque": []}
+    learned = {
+        "traces": 2,
+        "guarded": [{"op": "embedding", "key": "input_ids", "bound": {"low": 0, "high": 63, "ignored": []}}],
+        "opaque": [],
+    }
     write_json(ended_job.contract_file(0), learned)
     assert json.loads(runs("contract", "train-1", "--json").stdout) == learned
-    assert "input_ids" in runs("contract", "train-1").stdout
+    assert re.search(r"input_ids +0\.\.63 +embedding", runs("contract", "train-1").stdout)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ import click
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_facts, print_json, print_table
 from torch_watchdog.cli.source import find_job
+from torch_watchdog.launch.summary import allowed_range
 
 __all__ = ["command"]
+
+FIRST_COLUMNS = ("key", "expression", "bound", "op", "module", "source")  # what a person looks for; the rest follows as it was written
 
 
 @click.command("contract")
@@ -42,9 +45,12 @@ def _print_sections(found: Mapping[str, Any]) -> None:
 
 def _print_entries(entries: Sequence[Any]) -> None:
     rows = [entry if isinstance(entry, dict) else {"": entry} for entry in entries]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    found = dict.fromkeys(column for row in rows for column in row)
+    columns = [*(name for name in FIRST_COLUMNS if name in found), *(name for name in found if name not in FIRST_COLUMNS)]
     print_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows], empty="  none")
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, dict) and "low" in value and "high" in value:
+        return allowed_range(value)
     return json.dumps(value) if isinstance(value, list | dict) else value
