@@ -64,8 +64,17 @@ def test_a_clean_run_is_the_same_with_and_without_the_watchdog(launcher: str, tm
     assert plain.stdout.count("loss") == 6
 
 
-@pytest.mark.parametrize("launcher", ["python", "torchrun"])
-@pytest.mark.parametrize("end", [("--exit", "1"), ("--exit", "3"), ("--die-by", "15"), ("--die-by", "9")])
+@pytest.mark.parametrize(
+    ("launcher", "end"),
+    [
+        ("python", ("--exit", "1")),
+        ("python", ("--exit", "3")),
+        ("python", ("--die-by", "15")),
+        ("python", ("--die-by", "9")),
+        ("torchrun", ("--exit", "3")),
+        ("torchrun", ("--die-by", "9")),
+    ],
+)
 def test_an_end_that_is_not_ours_comes_out_as_it_is(launcher: str, end: tuple[str, str], tmp_path: Path) -> None:
     plain = run([*LAUNCHERS[launcher], SCRIPT, *end])
     watched = run([*watchdog(tmp_path), *LAUNCHERS[launcher], SCRIPT, *end])
@@ -173,3 +182,10 @@ def test_the_watchdog_inside_the_watchdog_adds_nothing(tmp_path: Path) -> None:
     inner = [sys.executable, "-m", "torch_watchdog.cli", "--dir", str(tmp_path / "inner"), *PYTHON, "-c", "print('ran')"]
     done = run([*watchdog(tmp_path), *inner])
     assert done.stdout == "ran\n" and not (tmp_path / "inner").exists()
+
+
+def test_a_launcher_inside_a_shell_script_is_watched_too(tmp_path: Path) -> None:
+    script = " ".join([*TORCHRUN, SCRIPT])
+    done = run([*watchdog(tmp_path), "sh", "-c", f"{script}; exit 4"])
+    assert done.returncode == 4
+    assert job_json(tmp_path)["ranks_reported"] == 2, done.stderr
