@@ -78,7 +78,7 @@ def test_two_attempts_of_one_rank_are_two_strips() -> None:
 
 
 def test_the_loss_of_a_step_is_the_mean_of_its_batches_and_evaluation_is_left_out() -> None:
-    columns = {
+    columns: dict[str, Any] = {
         "micro_of_step": (0, 0, 0),
         "micro_step": (0, 1, 2),
         "micro_time_ns": (1, 2, 3),
