@@ -15,6 +15,8 @@ from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport, Or
 OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preemption"]
 ORDER_KINDS: tuple[OrderKind, ...] = ("order.stop", "order.checkpoint", "order.preemption")
 
+TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the metadata entry of every call that carries the caller's token, where one is asked for
+
 # Telemetry: what a node process says, and what the daemon answers.
 
 

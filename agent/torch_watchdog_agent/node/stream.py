@@ -19,7 +19,7 @@ import grpc
 from torch_watchdog_agent.node.config import NodeConfig
 from torch_watchdog_agent.node.unacked import UnackedReports
 from torch_watchdog_proto import __version__, codec
-from torch_watchdog_proto.envelopes import ControlHello, ControlUp, GoodbyeAck, HelloAck, RankSaid, ReportAck, TellRank
+from torch_watchdog_proto.envelopes import TOKEN_KEY, ControlHello, ControlUp, GoodbyeAck, HelloAck, RankSaid, ReportAck, TellRank
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
@@ -28,7 +28,6 @@ __all__ = ["DaemonLink"]
 _HELLO_TIMEOUT_S = 5.0
 _FIRST_BACKOFF_S = 0.1
 _MAX_WAITING_CONTROL = 10_000
-_TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the name of a metadata entry
 _FOR_GOOD = frozenset(
     {
         grpc.StatusCode.ALREADY_EXISTS,
@@ -117,7 +116,7 @@ class DaemonLink:
         begun = False
         channel = grpc.aio.insecure_channel(self._config.daemon, options=_OPTIONS)
         try:
-            metadata = ((_TOKEN_KEY, self._config.token),) if self._config.token else ()
+            metadata = ((TOKEN_KEY, self._config.token),) if self._config.token else ()
             telemetry = telemetry_pb2_grpc.TelemetryStub(channel).Report(metadata=metadata)
             await self._say_hello(telemetry)
             control = control_pb2_grpc.ControlStub(channel).Attach(metadata=metadata)

@@ -14,14 +14,13 @@ import grpc
 
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, UnknownJobError
 from torch_watchdog_proto import codec
-from torch_watchdog_proto.envelopes import JobStatus, OrderAnswer, OrderKind
+from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
 
 __all__ = ["DaemonClient"]
 
 _T = TypeVar("_T")
-_TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the name of a metadata entry
 _MAX_MESSAGE_BYTES = 64 << 20
 _UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED})
 
@@ -31,7 +30,7 @@ class DaemonClient:
 
     def __init__(self, address: str, *, token: str = "", timeout_s: float = 5.0) -> None:
         self._address, self._timeout_s = address, timeout_s
-        self._metadata = ((_TOKEN_KEY, token),) if token else ()
+        self._metadata = ((TOKEN_KEY, token),) if token else ()
         options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
         self._channel = grpc.insecure_channel(address, options=options)
         self._stub = query_pb2_grpc.QueryStub(self._channel)

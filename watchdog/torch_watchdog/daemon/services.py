@@ -19,13 +19,12 @@ from torch_watchdog.daemon.live_job import LiveJob, Outbox
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError, WatchdogError
 from torch_watchdog.job.events import NodeLeft, RankGone, RankSpoke
 from torch_watchdog_proto import codec
-from torch_watchdog_proto.envelopes import ControlHello, RankLost, RankSaid, ReportAck
+from torch_watchdog_proto.envelopes import TOKEN_KEY, ControlHello, RankLost, RankSaid, ReportAck
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
-__all__ = ["TOKEN_KEY", "Calls", "ControlService", "TelemetryService", "checked"]
+__all__ = ["Calls", "ControlService", "TelemetryService", "checked"]
 
-TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the name of a metadata entry
 
 _STATUS = {
     UnknownJobError: grpc.StatusCode.NOT_FOUND,
