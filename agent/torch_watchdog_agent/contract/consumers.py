@@ -88,7 +88,7 @@ def _nll(get: Arguments) -> list[Use]:
     scores, target, ignored = get("self", None), get("target", None), get("ignore_index", -100)
     classes = _along(scores, 0 if scores.dim() == 1 else 1, target, "target", ignored=ignored)
     if get("reduction", 1) == 1:
-        classes.append(Use(tensors=(target,), arg="target", kind="some", ignored=ignored))
+        classes.append(Use(tensors=(target,), arg="target", kind="some", ignored=ignored, fixed=True))
     return classes
 
 
@@ -109,8 +109,12 @@ def _ctc(get: Arguments) -> list[Use]:
     scores, parts = get("log_probs", None), tuple(get(name, None) for name in ("targets", "input_lengths", "target_lengths"))
     if not all(isinstance(part, torch.Tensor) for part in parts):
         return []
-    options = {"frames": int(scores.shape[0]), "endless_is_zero": bool(get("zero_infinity", False))}
-    return [Use(tensors=parts, arg="targets", kind="ctc", rows=int(scores.shape[-1]), options=options)]
+    labels, frames, lengths = parts
+    uses = [Use(tensors=(frames,), arg="input_lengths", rows=int(scores.shape[0]) + 1, any_device=True)]
+    if labels.dim() == 2:
+        uses.append(Use(tensors=(lengths,), arg="target_lengths", rows=int(labels.shape[1]) + 1, any_device=True))
+    options = {"endless_is_zero": bool(get("zero_infinity", False))}
+    return [*uses, Use(tensors=parts, arg="targets", kind="ctc", rows=int(scores.shape[-1]), options=options)]
 
 
 def _probability(get: Arguments) -> list[Use]:
@@ -142,9 +146,9 @@ def _packed(get: Arguments) -> list[Use]:
 
 def _batch_norm(get: Arguments) -> list[Use]:
     values = get("input", None)
-    if not get("training", True) or values.dim() < 2 or values.shape[1] == 0:
-        return []
-    return [Use(tensors=(), arg="input", kind="spread", rows=values.numel() // int(values.shape[1]))]
+    if not get("training", True) or values.dim() != 2:
+        return []  # an image has many values per channel
+    return [Use(tensors=(), arg="input", kind="spread", rows=int(values.shape[0]))]
 
 
 _TABLE: dict[Callable[[Arguments], list[Use]], Sequence[str]] = {

@@ -78,9 +78,9 @@ def value_sets(leaf: torch.Tensor, ranges: Sequence[Range]) -> torch.Tensor | No
     return values
 
 
-def follows(rule: Rule, program: Program | None, allowed: Range, sets: ValueSets) -> bool:
+def follows(rule: Rule, program: Program, allowed: Range, sets: ValueSets) -> bool:
     """Whether the rule cannot be broken while every leaf keeps to its set. False where nobody knows."""
-    if program is None or rule.kind != "range":
+    if rule.kind != "range":
         return False
     values = possible_values(program, sets)
     return values is not None and not bool(outside(values, allowed).any())

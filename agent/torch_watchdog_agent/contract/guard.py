@@ -140,7 +140,7 @@ class Guard:
     ) -> tuple[Checked, dict[str, Extremes]]:
         plan = self._plan(signature, leaves)
         seen = {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
-        findings = plan.findings(leaves, seen)
+        findings, failed = plan.findings(leaves, seen)
         oddities = self._seen.oddities(leaves, seen)
         violation, warnings = verdict(self._contract, findings, oddities, origin) if findings or oddities else (None, ())
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED
@@ -150,7 +150,7 @@ class Guard:
             stats=tuple(seen[key].stat(key, tensor) for key, tensor in leaves.items()),
             violation=violation,
             warnings=warnings,
-            needs_trace=bool(leaves) and bool(untaught or findings or plan.unsettled or plan.broken),
+            needs_trace=bool(leaves) and bool(untaught or findings or failed or plan.unsettled or plan.broken),
             origin=origin,
             signature=signature,
             version=self._contract.version,
@@ -207,7 +207,7 @@ class Guard:
     def _stand_in(self, batch: object, checked: Checked) -> object | None:
         structure = structure_of(checked.signature)
 
-        def recheck(leaves: Mapping[str, torch.Tensor]) -> list[Finding]:
+        def recheck(leaves: Mapping[str, torch.Tensor]) -> tuple[list[Finding], list[Rule]]:
             plan = plan_for(self._contract.usable(structure), leaves, shapes_of(leaves))
             return plan.findings(leaves, {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()})
 

@@ -64,12 +64,12 @@ def ctc_frames_needed(labels: torch.Tensor, lengths: torch.Tensor) -> torch.Tens
 
 
 def _ctc_misfits(values: Sequence[torch.Tensor], allowed: Range, options: Mapping[str, Any]) -> torch.Tensor:
-    """Cells of `targets` [N, S] that are no class, and whole rows whose lengths cannot be met. Flat targets: only the classes."""
+    """Cells of `targets` [N, S] that are no class, and whole rows that do not fit their frames. Flat targets: only the classes."""
     labels, frames, lengths = (part.to("cpu", torch.int64) for part in values)
     if labels.dim() != 2:
         return outside(labels, allowed)
     read = torch.arange(labels.shape[1])[None] < lengths[:, None]
-    bad_rows = (lengths < 0) | (lengths > labels.shape[1]) | (frames < 0) | (frames > options["frames"])
+    bad = outside(labels, allowed) & read
     if not options["endless_is_zero"]:
-        bad_rows |= ctc_frames_needed(labels, lengths) > frames
-    return (outside(labels, allowed) & read) | bad_rows[:, None].expand(labels.shape)
+        bad |= (ctc_frames_needed(labels, lengths) > frames)[:, None]
+    return bad

@@ -21,6 +21,8 @@ from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import Site, Tape, sampled
 
+MAX_VARIANTS = 3
+MAX_RULES = 4096
 __all__ = ["Contract", "Lesson", "rule_of"]
 
 
@@ -47,6 +49,7 @@ class Contract:
     tables: list[LiveTable] = field(default_factory=list)  # those that rules read, each once
     traces: int = 0
     version: int = 0
+    _variants: Counter[Any] = field(default_factory=Counter)
 
     def forget(self) -> None:
         """The model was rebuilt or resized: start over."""
@@ -63,25 +66,26 @@ class Contract:
         """The rules that hold for batches of this structure, in the order in which the step meets them."""
         return sorted((rule for rule in self.rules.values() if rule.usable and structure in rule.structures), key=lambda rule: rule.order)
 
-    def learn(self, tape: Tape, lessons: Iterable[Lesson], *, whole: bool) -> None:
-        """Take in one traced step. `whole`: it ran to its end, so that a rule that did not show up was not needed."""
+    def learn(self, tape: Tape, lessons: Iterable[Lesson], *, whole: bool) -> list[Rule]:
+        """Take in one traced step; returns the rules that showed up. `whole`: it ran to its end, so that others were not needed."""
         taught = {lesson.batch: lesson for lesson in lessons}
         if not taught:
-            return
+            return []
         self.traces += 1
         self.version += 1
-        met: set[int] = set()
+        met: list[Rule] = []
         ordinals: Counter[Any] = Counter()
         for site in tape.sites:
             rule = self._met(tape, site, taught, ordinals)
             if rule is not None:
-                met.add(id(rule))
+                met.append(rule)
         for lesson in taught.values():
             self.traces_of[lesson.structure] += 1
             if whole:
                 self._doubt_absent(lesson, met)
         self._note_flows(tape)
         self._note_tables()
+        return met
 
     def _note_tables(self) -> None:
         self.tables = []
@@ -104,13 +108,19 @@ class Contract:
         rule.opaque = rule.opaque or self_check(rule, site, lesson)
         return self._merge(key, rule, lesson)
 
-    def _merge(self, key: Any, rule: Rule, lesson: Lesson) -> Rule:
+    def _merge(self, key: Any, rule: Rule, lesson: Lesson) -> Rule | None:
         known = self.rules.get(key)
         if known is not None and _limits_clash(known, rule):
             known.doubt = rule.doubt = "its limit differs from step to step"
+            self._variants[key] += 1
+            if self._variants[key] > MAX_VARIANTS:
+                self._give_up(key)
+                return None
             key = (*key, "rows", _first(rule.rows))
             known = self.rules.get(key)
         if known is None:
+            if len(self.rules) >= MAX_RULES:
+                return None
             known = self.rules[key] = rule
         else:
             _narrow(known, rule)
@@ -119,9 +129,15 @@ class Contract:
         known.structures.add(lesson.structure)
         return known
 
-    def _doubt_absent(self, lesson: Lesson, met: set[int]) -> None:
+    def _give_up(self, key: tuple[Any, ...]) -> None:
+        """A limit that is another one each time depends on data: no variant of it is any use."""
+        for other, rule in self.rules.items():
+            if other[: len(key)] == key:
+                rule.opaque = "its limit depends on data"
+
+    def _doubt_absent(self, lesson: Lesson, met: list[Rule]) -> None:
         for rule in self.rules.values():
-            if lesson.structure in rule.structures and id(rule) not in met and rule.doubt is None:
+            if lesson.structure in rule.structures and rule not in met and rule.doubt is None:
                 rule.doubt = "not every step needs it"
 
     def _note_flows(self, tape: Tape) -> None:
@@ -156,7 +172,7 @@ def rule_of(tape: Tape, site: Site, recipe: Recipe, lesson: Lesson, *, order: in
         low=use.low,
         ignored=use.ignored,
         wraps=use.wraps,
-        options={**use.options, **({"frames": BIG} if use.kind == "ctc" else {})},
+        options=use.options,
         rows=rows,
         live=site.live,
         learned_from=lesson.name,

@@ -52,7 +52,7 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.tape, self.watchers = tape, Watchers(tape)
         self.failure: Exception | None = None
-        self.pushed, self.refused, self.full = False, False, False
+        self.pushed, self.refused, self.full, self.saw_backward = False, False, False, False
         self._operators = 0
         self._examine = examine
         self._stance: Any = None
@@ -92,13 +92,11 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if (
-            self.failure is not None
-            or self.refused
-            or not isinstance(func, torch._ops.OpOverload)
-            or torch._C._current_graph_task_id() != -1
-        ):
-            return func(*args, **kwargs)  # failed, refused, a higher-order operator, or backward
+        if torch._C._current_graph_task_id() != -1:
+            self.saw_backward = True
+            return func(*args, **kwargs)
+        if self.failure is not None or self.refused or not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)  # failed, refused, or a higher-order operator
         schema = schema_of(func)
         self._operators += 1
         self.full = self._operators > MAX_OPERATORS

@@ -35,11 +35,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One rule for this signature. `program` is None where the whole leaf is what reaches the consumer."""
+    """One rule for this signature."""
 
     rule: Rule
     allowed: Range
-    program: Program | None
+    program: Program
+    exact: bool = False  # the whole leaf is what reaches the consumer
     dropped: int = 0  # elements of the leaf that never reach the consumer
 
 
@@ -55,19 +56,20 @@ class Plan:
     broken: list[Rule] = field(default_factory=list)  # their computation fails at these shapes
     ignored: dict[str, int] = field(default_factory=dict)
 
-    def findings(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Finding]:
-        """What this batch breaks, the first consumer first."""
-        found, weak = list(self.shape), False
-        for key, checks in self.by_leaf.items():
-            for check in checks:
-                if not _passes(check, seen[key]):
-                    one = _judged(check, leaves)
-                    weak = True
-                    found += [one] if one is not None else []
-        for check in (*self.derived, *self.proved) if weak else self.derived:
-            one = _judged(check, leaves)
+    def findings(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> tuple[list[Finding], list[Rule]]:
+        """What this batch breaks, the first consumer first; and rules whose computation it breaks, so that they cannot say."""
+        doubtful = [check for key, checks in self.by_leaf.items() for check in checks if not _passes(check, seen[key])]
+        if doubtful:  # then nothing follows from the leaves any more
+            doubtful += self.proved
+        found, failed = list(self.shape), []
+        for check in (*doubtful, *self.derived):
+            try:
+                one = _judged(check, leaves)
+            except (RuntimeError, IndexError, ValueError):
+                failed.append(check.rule)
+                continue
             found += [one] if one is not None else []
-        return sorted(found, key=lambda finding: finding.rule.order) if len(found) > 1 else found
+        return sorted(found, key=lambda finding: finding.rule.order) if len(found) > 1 else found, failed
 
 
 def _passes(check: Check, seen: Extremes) -> bool:
@@ -78,7 +80,7 @@ def _passes(check: Check, seen: Extremes) -> bool:
 
 
 def _judged(check: Check, leaves: Mapping[str, torch.Tensor]) -> Finding | None:
-    values = check.program.run(leaves) if check.program is not None else (leaves[next(iter(check.rule.recipe.leaves.values()))],)
+    values = check.program.run(leaves)
     mask = offending(check.rule.kind, values, check.allowed, check.rule.options)
     return None if mask is None else Finding(rule=check.rule, allowed=check.allowed, values=values, mask=mask)
 
@@ -159,7 +161,7 @@ def _moves_only(check: Check) -> bool:
 def _whole(check: Check, key: str, leaf: torch.Tensor) -> Check:
     exact = check.rule.recipe.is_direct and all(step.name in VIEWS for step in check.rule.recipe.steps)
     dropped = 0
-    if check.rule.kind == "some" and check.program is not None:
+    if check.rule.kind == "some":
         ids = torch.arange(leaf.numel(), device="cpu").reshape(leaf.shape)
         (reached,) = check.program.run({key: ids})
         kept = set(reached.reshape(-1).tolist()) if leaf.numel() <= 1 << 16 else None
@@ -167,16 +169,14 @@ def _whole(check: Check, key: str, leaf: torch.Tensor) -> Check:
         dropped = leaf.numel() - (
             len(kept & set(range(leaf.numel()))) if kept is not None else min(leaf.numel(), reached.unique().numel() - 1)
         )
-    return Check(
-        rule=check.rule, allowed=check.allowed, program=None if exact and check.rule.kind == "range" else check.program, dropped=dropped
-    )
+    return Check(rule=check.rule, allowed=check.allowed, program=check.program, exact=exact and check.rule.kind == "range", dropped=dropped)
 
 
 def _undominated(checks: Sequence[Check]) -> list[Check]:
     """Without the checks that another check of the same leaf makes needless."""
     kept: list[Check] = []
     for check in sorted(checks, key=lambda one: (one.rule.kind, one.allowed.high - one.allowed.low, one.rule.order)):
-        stronger = (other for other in kept if other.rule.kind == check.rule.kind == "range" and other.program is None)
+        stronger = (other for other in kept if other.rule.kind == check.rule.kind == "range" and other.exact)
         if not any(other.allowed.within(check.allowed) and other.rule.acts_alone >= check.rule.acts_alone for other in stronger):
             kept.append(check)
     return kept

@@ -14,12 +14,13 @@ from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.origin import element_ids
 from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import Resolve
+from torch_watchdog_agent.contract.rules import Rule
 
 __all__ = ["Recheck", "legal_stand_in"]
 
 ROUNDS = 8
 Leaves: TypeAlias = Mapping[str, torch.Tensor]
-Recheck: TypeAlias = Callable[[Leaves], Sequence[Finding]]
+Recheck: TypeAlias = Callable[[Leaves], tuple[Sequence[Finding], Sequence[Rule]]]
 
 
 def legal_stand_in(
@@ -30,7 +31,9 @@ def legal_stand_in(
     for mend in (_mended_cells, _mended_samples):
         candidate = dict(whole)
         for _ in range(ROUNDS):
-            findings = recheck(candidate)
+            findings, failed = recheck(candidate)
+            if failed and not findings:
+                break
             if not findings:
                 return {key: tensor for key, tensor in candidate.items() if tensor is not leaves[key]}
             changed = mend(candidate, findings, resolve)

@@ -84,6 +84,7 @@ class Tape:
     flowed: set[LeafRef] = field(default_factory=set)  # reached the model or a loss
     handled: set[LeafRef] = field(default_factory=set)  # looked at for NaN by the program
     used: set[int] = field(default_factory=set)  # batches that reached the model, a loss or a consumer
+    touched: set[int] = field(default_factory=set)  # batches that any operator has read
     latest: int | None = None  # the batch touched last
     _values: dict[int, tuple[Any, Value]] = field(default_factory=dict)
     _kept: list[torch.Tensor] = field(default_factory=list)
@@ -154,6 +155,7 @@ class Tape:
         for value in values:
             for batch, _ in value.storage.leaves:
                 self.latest = batch
+                self.touched.add(batch)
 
     def _record_impure(
         self, schema: Schema, args: tuple[Any, ...], inputs: Sequence[torch.Tensor], values: Sequence[Value], outs: Sequence[Any], why: str

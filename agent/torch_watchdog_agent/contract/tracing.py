@@ -88,14 +88,14 @@ class Tracer:
         if not mode.pop():
             return False
         self.mode = None
-        used = {number: flight for number, flight in self.flights.items() if number in mode.tape.used}
-        waiting = [flight for number, flight in self.flights.items() if number not in used]
+        done = {number: flight for number, flight in self.flights.items() if number in mode.tape.touched or flight.waits >= MAX_WAITS}
+        waiting = [flight for number, flight in self.flights.items() if number not in done]
         self.flights = {}
         if mode.failure is not None:
             raise mode.failure
         if not mode.refused:
             with without_modes():
-                self._learn(mode.tape, used, whole=not mode.full)
+                self._learn(mode.tape, done, whole=mode.saw_backward and not mode.full)
             self._wait(waiting)
         return True
 
@@ -107,18 +107,18 @@ class Tracer:
         self.mode, self.flights = None, {}
 
     def _learn(self, tape: Tape, used: Mapping[int, Flight], *, whole: bool) -> None:
-        self.contract.learn(tape, [flight.lesson for flight in used.values()], whole=whole)
-        for flight in used.values() if whole else ():
+        met = self.contract.learn(tape, [flight.lesson for flight in used.values()], whole=whole)
+        for flight in used.values():
             for rule in flight.suspects:
-                rule.not_confirmed()
+                if rule in met:
+                    rule.not_confirmed()
             for rule in flight.unsettled:
                 rule.not_settled()
 
     def _wait(self, flights: Sequence[Flight]) -> None:
-        """Batches that nothing used yet are traced in the step to come, a few times."""
-        again = [flight for flight in flights if flight.waits < MAX_WAITS]
-        if again and self.start():
-            for flight in again:
+        """Batches that nothing has read yet are traced in the step to come, a few times."""
+        if flights and self.start():
+            for flight in flights:
                 flight.waits += 1
                 self.enter(flight)
 
