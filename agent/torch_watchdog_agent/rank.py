@@ -235,6 +235,8 @@ class Rank:
             self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
         decision = self.gate.judge(number)
         if isinstance(decision, Act):
+            if decision.commit.veto == number:
+                self._close_window(number, applied=False)
             self.window.restore()
             self.saver.act(decision.commit, step=number)
             decision = self.gate.judge(number)  # a checkpoint without a stop: the update follows it
