@@ -6,8 +6,7 @@ Knows nothing of rules. Never waits for a device: a tensor that is not on the CP
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ _BY_TORCH = (torch.bfloat16, torch.float16)
 _NAMES: dict[torch.dtype, str] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorStat:
+class TensorStat(NamedTuple):
     """One tensor of the batch in numbers. `low` and `high` are NaN where the values cannot be read (empty, on another device)."""
 
     key: str
@@ -68,7 +66,7 @@ UNREAD = Extremes(None, None, None)
 
 def known(tensor: torch.Tensor) -> bool:
     """Whether the values of this tensor can be read without waiting for a device."""
-    return tensor.device.type == "cpu" and tensor.numel() > 0 and not tensor.is_complex()
+    return tensor.is_cpu and tensor.numel() > 0 and not tensor.is_complex()
 
 
 def extremes(tensor: torch.Tensor, ignored: int = -100) -> Extremes:
@@ -78,8 +76,8 @@ def extremes(tensor: torch.Tensor, ignored: int = -100) -> Extremes:
     dtype = tensor.dtype
     if dtype.is_floating_point:
         return _float_extremes(tensor)
-    array = tensor.detach().numpy()
-    if dtype == torch.bool:
+    array = tensor.numpy()
+    if dtype is torch.bool:
         return Extremes(array, int(array.min()), int(array.max()))
     low, high = int(array.min()), int(array.max())
     if low >= 0:

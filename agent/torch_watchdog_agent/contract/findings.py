@@ -5,7 +5,7 @@ Learns from every batch that trained, and speaks only where the traces say that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +32,7 @@ class Oddity:
 @dataclass(slots=True)
 class _Known:
     dtypes: set[torch.dtype] = field(default_factory=set)
-    devices: set[str] = field(default_factory=set)
+    devices: set[torch.device] = field(default_factory=set)
     largest: int = 0
     not_finite: bool = False
 
@@ -44,18 +44,24 @@ class Seen:
     batches: int = 0
     _known: dict[str, _Known] = field(default_factory=dict)
 
-    def oddities(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Oddity]:
-        """What is odd about this batch; nothing about a tensor that was never seen."""
+    def news(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[str]:
+        """The tensors that are not as they were before in every respect; most batches have none."""
+        return [key for key, tensor in leaves.items() if not self._is_familiar(key, tensor, seen[key])]
+
+    def _is_familiar(self, key: str, tensor: torch.Tensor, seen: Extremes) -> bool:
+        known = self._known.get(key)
+        if known is None or tensor.dtype not in known.dtypes or tensor.device not in known.devices:
+            return False
+        return tensor.numel() <= known.largest and (seen.finite or known.not_finite)
+
+    def oddities(self, news: Sequence[str], leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Oddity]:
+        """What is odd about these tensors; nothing about one that was never seen."""
         found = []
-        for key, tensor in leaves.items():
+        for key in news:
             known = self._known.get(key)
             if known is not None:
-                found += _odd(key, tensor, seen[key], known, self.batches)
+                found += _odd(key, leaves[key], seen[key], known, self.batches)
         return found
-
-    def first_not_finite(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Oddity]:
-        """Tensors that were never seen before and are not finite."""
-        return [Oddity(kind="batch.not_finite", key=key) for key in leaves if key not in self._known and not seen[key].finite]
 
     def dtype_of(self, key: str) -> torch.dtype | None:
         """The one dtype that this tensor always had."""
@@ -64,25 +70,23 @@ class Seen:
 
     def device_of(self, key: str) -> str | None:
         known = self._known.get(key)
-        return next(iter(known.devices)) if known is not None and len(known.devices) == 1 else None
+        return str(next(iter(known.devices))) if known is not None and len(known.devices) == 1 else None
 
-    def took(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> None:
-        """This batch went to the training."""
+    def took(self, news: Sequence[str], leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> None:
+        """This batch went to the training: what was new about it is new no more."""
         self.batches += 1
-        for key, tensor in leaves.items():
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = _Known()
+        for key in news:
+            known, tensor = self._known.setdefault(key, _Known()), leaves[key]
             known.dtypes.add(tensor.dtype)
-            known.devices.add(str(tensor.device))
+            known.devices.add(tensor.device)
             known.largest = max(known.largest, tensor.numel())
             known.not_finite |= not seen[key].finite
 
 
 def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known, batches: int) -> list[Oddity]:
     found = []
-    if str(tensor.device) not in known.devices and tensor.device.type == "meta":
-        found.append(Oddity(kind="batch.device", key=key, usual="/".join(sorted(known.devices))))
+    if tensor.device not in known.devices and tensor.device.type == "meta":
+        found.append(Oddity(kind="batch.device", key=key, usual="/".join(sorted(map(str, known.devices)))))
     if tensor.dtype not in known.dtypes and len(known.dtypes) == 1:
         found.append(Oddity(kind="batch.dtype", key=key, usual=str(next(iter(known.dtypes))).removeprefix("torch.")))
     if not seen.finite and not known.not_finite:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["leaves_of", "replaced", "scalars_of"]
+__all__ = ["leaves_of", "replaced", "taken_apart"]
 
 MAX_DEPTH = 8
 MAX_LEAVES = 4096
@@ -20,37 +20,40 @@ _ATOMS = (str, bytes, int, float, bool, type(None))
 
 def leaves_of(batch: object) -> dict[str, torch.Tensor]:
     """The plain dense tensors of a batch by dotted path, in the batch's own order. Sparse, nested and subclassed tensors are left out."""
-    found: dict[str, torch.Tensor] = {}
-    for path, item in _walk(batch, "", MAX_DEPTH):
-        if type(item) in _PLAIN and item.layout is torch.strided and not item.is_nested:
-            found[path or WHOLE] = item
-            if len(found) >= MAX_LEAVES:
-                break
-    return found
+    return taken_apart(batch)[0]
 
 
-def scalars_of(batch: object) -> tuple[tuple[str, Any], ...]:
-    """The numbers, words and flags of a batch by path: the user's code may branch on them."""
-    return tuple((path, item) for path, item in _walk(batch, "", MAX_DEPTH) if isinstance(item, _ATOMS))
+def taken_apart(batch: object) -> tuple[dict[str, torch.Tensor], list[tuple[str, Any]]]:
+    """The tensors of a batch by path, and its numbers, words and flags by path: the user's code may branch on these."""
+    leaves: dict[str, torch.Tensor] = {}
+    scalars: list[tuple[str, Any]] = []
+    _walk(batch, "", MAX_DEPTH, leaves, scalars)
+    return leaves, scalars
 
 
-def _walk(item: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(item, (torch.Tensor, *_ATOMS)) or depth == 0:
-        yield path, item
-        return
-    for name, child in _children(item):
-        yield from _walk(child, f"{path}.{name}" if path else name, depth - 1)
+def _walk(item: Any, path: str, depth: int, leaves: dict[str, torch.Tensor], scalars: list[tuple[str, Any]]) -> None:
+    if isinstance(item, torch.Tensor):
+        if type(item) in _PLAIN and item.layout is torch.strided and not item.is_nested and len(leaves) < MAX_LEAVES:
+            leaves[path or WHOLE] = item
+    elif isinstance(item, _ATOMS):
+        scalars.append((path, item))
+    elif depth:
+        for name, child in _children(item):
+            _walk(child, f"{path}.{name}" if path else name, depth - 1, leaves, scalars)
 
 
-def _children(item: Any) -> Iterator[tuple[str, Any]]:
+def _children(item: Any) -> Iterable[tuple[str, Any]]:
+    if type(item) is dict:
+        return [(key if type(key) is str else str(key), child) for key, child in item.items()]
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return zip(item._fields, item, strict=True)
+    if isinstance(item, (list, tuple)):
+        return [(str(place), child) for place, child in enumerate(item)]
     if isinstance(item, Mapping) or (hasattr(item, "keys") and hasattr(item, "__getitem__") and callable(item.keys)):
-        yield from ((str(key), item[key]) for key in list(item.keys()))
-    elif isinstance(item, tuple) and hasattr(item, "_fields"):
-        yield from zip(item._fields, item, strict=True)
-    elif isinstance(item, (list, tuple)):
-        yield from ((str(place), child) for place, child in enumerate(item))
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        yield from ((field.name, getattr(item, field.name)) for field in dataclasses.fields(item) if hasattr(item, field.name))
+        return [(str(key), item[key]) for key in list(item.keys())]
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item) if hasattr(item, field.name)]
+    return ()
 
 
 def replaced(batch: Any, tensors: Mapping[str, torch.Tensor], path: str = "") -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from torch_watchdog_agent.contract.check import Extremes, TensorStat, extremes
 from torch_watchdog_agent.contract.findings import Oddity, Seen
-from torch_watchdog_agent.contract.flatten import leaves_of, replaced
+from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.learn import Contract, Lesson
 from torch_watchdog_agent.contract.mode import without_modes
@@ -127,21 +127,22 @@ class Guard:
     # Checking
 
     def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
-        leaves = leaves_of(batch)
-        signature = signature_of(leaves, self._names.training(), self._scalars.of(batch))
+        leaves, scalars = taken_apart(batch)
+        signature = signature_of(leaves, self._names.training(), self._scalars.telling(scalars) if scalars else ())
         with without_modes():
-            checked, seen = self._judged(self._batches, leaves, signature, Origin(leaves=leaves, indices=indices, worker=worker))
+            checked, seen, news = self._judged(self._batches, leaves, signature, Origin(leaves=leaves, indices=indices, worker=worker))
         if checked.violation is None:
-            self._seen.took(leaves, seen)
+            self._seen.took(news, leaves, seen)
         return checked
 
     def _judged(
         self, number: int, leaves: Mapping[str, torch.Tensor], signature: Signature, origin: Origin
-    ) -> tuple[Checked, dict[str, Extremes]]:
+    ) -> tuple[Checked, dict[str, Extremes], list[str]]:
         plan = self._plan(signature, leaves)
         seen = {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
         findings, failed = plan.findings(leaves, seen)
-        oddities = self._seen.oddities(leaves, seen)
+        news = self._seen.news(leaves, seen)
+        oddities = self._seen.oddities(news, leaves, seen)
         violation, warnings = verdict(self._contract, findings, oddities, origin) if findings or oddities else (None, ())
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED
         checked = Checked(
@@ -158,7 +159,7 @@ class Guard:
             unsettled=(*plan.unsettled, *plan.broken),
             oddities=tuple(oddities),
         )
-        return checked, seen
+        return checked, seen, news
 
     def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor]) -> Plan:
         if any(table.changed() for table in self._contract.tables):

@@ -35,12 +35,14 @@ def modes_on_stack() -> int:
 @contextmanager
 def without_modes() -> Iterator[None]:
     """Our own tensor work: seen by no mode, recorded by no autograd."""
-    with torch.no_grad():
-        if modes_on_stack():
-            with _disable_current_modes():
-                yield
-        else:
+    if modes_on_stack():
+        with torch.no_grad(), _disable_current_modes():
             yield
+    elif torch.is_grad_enabled():
+        with torch.no_grad():
+            yield
+    else:
+        yield
 
 
 class TraceMode(TorchDispatchMode):  # type: ignore[misc]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-
-from torch_watchdog_agent.contract.flatten import scalars_of
 
 __all__ = ["Scalars", "Signature", "Structure", "shapes_of", "signature_of", "structure_of"]
 
@@ -24,9 +22,10 @@ class Scalars:
         self._values: dict[str, set[Any]] = {}
         self._volatile: set[str] = set()
 
-    def of(self, batch: object) -> tuple[tuple[str, Any], ...]:
+    def telling(self, scalars: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+        """Those of a batch's scalars that may tell it from others."""
         found = []
-        for path, value in scalars_of(batch):
+        for path, value in scalars:
             if path in self._volatile:
                 continue
             values = self._values.setdefault(path, set())

@@ -1,0 +1,250 @@
+"""The guard never changes, breaks or slows a training: bit-identical results, fail open, clean after exceptions, torch.compile as it was."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from guard_loop import Loop
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_watchdog_agent.contract import Guard
+from torch_watchdog_agent.contract.mode import TraceMode, modes_on_stack
+from torch_watchdog_agent.contract.tape import Tape
+from torch_watchdog_agent.errors import BadBatchError
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.drop, self.norm, self.head = nn.Embedding(50, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.drop(self.table(x).mean(1))))
+
+
+def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    F.cross_entropy(model(batch["x"]), batch["y"]).backward()
+
+
+def batches(count: int = 8, rows: int = 6) -> list[dict[str, torch.Tensor]]:
+    made = torch.Generator().manual_seed(3)
+    return [
+        {"x": torch.randint(0, 50, (rows, 4 + n % 3), generator=made), "y": torch.randint(0, 5, (rows,), generator=made)}
+        for n in range(count)
+    ]
+
+
+def state_after(*, guarded: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor, object, object]:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = batches()
+    if guarded:
+        loop = Loop(model, step, optimizer)
+        assert [one.violation for one in loop.train(data)] == [None] * len(data)
+        assert loop.said == []
+    else:
+        for batch in data:
+            step(model, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    return [*model.state_dict().values()], moments, torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+
+
+def test_a_clean_training_is_bit_identical_with_and_without_the_guard() -> None:
+    plain, guarded = state_after(guarded=False), state_after(guarded=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain[0], guarded[0], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(plain[1], guarded[1], strict=True))
+    assert torch.equal(plain[2], guarded[2])
+    assert plain[3:] == guarded[3:]
+
+
+def test_no_attribute_of_ours_is_left_on_a_tensor() -> None:
+    data = batches(3)
+    loop = Loop(Net(), step)
+    loop.train(data)
+    assert all(not vars(tensor) for batch in data for tensor in batch.values())
+    copy.deepcopy(data)
+
+
+def test_the_batch_is_never_changed() -> None:
+    loop = Loop(Net(), step)
+    loop.train(batches())
+    bad = batches(1)[0]
+    bad["x"][1, 2] = 50
+    before = copy.deepcopy(bad)
+    checked = loop.guard.fetched(bad, indices=None, worker=None)
+    repaired = loop.guard.repaired(bad, checked)
+    assert checked.violation is not None
+    assert repaired is not None
+    assert all(torch.equal(bad[key], before[key]) for key in bad)
+
+
+def test_a_failure_inside_the_guard_turns_it_off_once_and_the_training_goes_on() -> None:
+    loop = Loop(Net(), step)
+
+    class Broken(dict):
+        def items(self):
+            raise OSError("a batch that cannot be read")
+
+        keys = items
+
+    for _ in range(3):
+        checked = loop.guard.fetched(Broken(), indices=None, worker=None)
+        assert checked.violation is None
+        loop.guard.handed_over(checked, Broken())
+        loop.guard.step_ended()
+    assert len(loop.said) == 1
+    assert "turned itself off" in loop.said[0]
+    assert loop.step(batches(1)[0]).raised is None
+
+
+def test_a_failure_while_recording_turns_the_guard_off_and_the_operator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BrokenTape(Tape):
+        def record(self, *args: object) -> None:
+            raise KeyError("a bug of ours")
+
+    monkeypatch.setattr("torch_watchdog_agent.contract.tracing.Tape", BrokenTape)
+    loop = Loop(Net(), step)
+    seen = loop.train(batches(3))
+    assert [one.raised for one in seen] == [None] * 3
+    assert len(loop.said) == 1
+    assert modes_on_stack() == 0
+
+
+def test_a_bad_batch_in_the_very_first_step_is_refused_inside_the_step() -> None:
+    loop = Loop(Net(), step)
+    bad = batches(1)[0]
+    bad["y"][3] = 5
+    seen = loop.step(bad)
+    assert seen.checked.violation is None
+    assert seen.refused is not None
+    assert loop.refused == [seen.refused]
+    assert (seen.refused.batch.key, seen.refused.batch.element, seen.refused.batch.value) == ("y", (3,), 5)
+
+
+def test_the_refusal_is_a_runtime_error_whose_message_is_the_whole_diagnosis() -> None:
+    model, said, refused = Net(), [], []
+    guard = Guard(say=said.append, on_refused=refused.append)
+    bad = batches(1)[0]
+    bad["x"][1, 2] = 50
+    guard.handed_over(guard.fetched(bad, indices=[7, 9, 11, 13, 15, 17], worker=None), bad)
+    with pytest.raises(BadBatchError) as caught:
+        step(model, bad)
+    guard.step_ended()
+    assert not isinstance(caught.value, IndexError)
+    for word in ("x[1, 2] = 50", "0..49", "embedding", "table", "test_guard_harmless.py", "index 9 of the data set", "cause:", "fix:"):
+        assert word in str(caught.value)
+
+
+def test_after_an_exception_of_the_training_the_next_batch_finds_everything_clean() -> None:
+    loop = Loop(Net(), step)
+    data = batches()
+
+    def failing(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+        model(batch["x"])
+        raise ValueError("the user's own")
+
+    loop.run = failing
+    assert isinstance(loop.step(data[0]).raised, ValueError)
+    assert modes_on_stack() == 0
+    loop.run = step
+    assert [one.violation for one in loop.train(data)] == [None] * len(data)
+    assert loop.said == []
+
+
+def test_nothing_is_traced_under_a_dispatch_mode_of_somebody_else() -> None:
+    class Theirs(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    loop = Loop(Net(), step)
+    with Theirs():
+        loop.step(batches(1)[0])
+        assert modes_on_stack() == 1
+    assert modes_on_stack() == 0
+    assert loop.guard.contract()["guarded"] == []
+
+
+def test_a_mode_that_somebody_pushed_over_ours_delays_the_end_of_the_traced_step() -> None:
+    class Theirs(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    model, guard = Net(), Guard(say=print, on_refused=print)
+    batch = batches(1)[0]
+    guard.handed_over(guard.fetched(batch, indices=None, worker=None), batch)
+    with Theirs():
+        step(model, batch)
+        guard.step_ended()
+        assert guard.tracing
+    guard.step_ended()
+    assert not guard.tracing
+    assert modes_on_stack() == 0
+    assert guard.contract()["guarded"]
+
+
+def compiled_graphs(*, guarded: bool) -> int:
+    torch._dynamo.reset()
+    graphs: list[object] = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.manual_seed(0)
+    model = torch.compile(Net(), backend=backend, dynamic=True)
+    loop = Loop(model, step)
+    for batch in batches(8):
+        loop.step(batch) if guarded else step(model, batch)
+    assert loop.said == []
+    return len(graphs)
+
+
+def test_torch_compile_compiles_as_many_graphs_as_without_us() -> None:
+    assert compiled_graphs(guarded=True) == compiled_graphs(guarded=False) > 0
+
+
+def test_evaluation_without_gates_does_not_trace_for_ever() -> None:
+    model = Net()
+    loop = Loop(model, lambda m, b: m(b["x"]))
+    traced = []
+    with torch.no_grad():
+        for batch in batches(20):
+            checked = loop.guard.fetched(batch, indices=None, worker=None)
+            loop.guard.handed_over(checked, batch)
+            model(batch["x"])
+            traced.append(loop.guard.tracing)
+    assert traced.count(True) < 10
+    assert not traced[-1]
+
+
+def test_a_mode_is_pushed_only_while_a_step_is_traced() -> None:
+    loop = Loop(Net(), step)
+    loop.train(batches(10))
+    checked = loop.guard.fetched(batches(1)[0], indices=None, worker=None)
+    assert not checked.needs_trace
+    assert not loop.guard.tracing
+
+
+def test_tracing_holds_no_tensor_after_the_step() -> None:
+    import gc
+    import weakref
+
+    loop = Loop(Net(), step)
+    batch = batches(1)[0]
+    alive = [weakref.ref(tensor) for tensor in batch.values()]
+    loop.step(batch)
+    assert isinstance(TraceMode, type)
+    del batch
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None]
