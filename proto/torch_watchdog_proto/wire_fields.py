@@ -33,15 +33,15 @@ class MalformedMessageError(ValueError):
 def write_fields(message: Any, value: Any) -> None:
     """Fills the protobuf message from the dataclass. Raises MalformedMessageError; protobuf's own ValueError and TypeError for a value out of range."""
     _check_value(value)
-    for field in _fields(type(value), type(message)):
+    for field in _fields(value.__class__, message.__class__):
         item = getattr(value, field.name)
         if item is not None:
             field.write(message, item)
 
 
-def read_fields(cls: type[Any], message: Any, **more: Any) -> Any:
+def read_fields(cls: Any, message: Any, **more: Any) -> Any:
     """The dataclass `cls` from the protobuf message; `more` are fields that the message does not carry."""
-    value = cls(**{field.name: field.read(message) for field in _fields(cls, type(message))}, **more)
+    value = cls(**{field.name: field.read(message) for field in _fields(cls, message.__class__)}, **more)
     _check_value(value)
     return value
 
@@ -53,7 +53,7 @@ class _Field:
     read: Callable[[Any], Any]
 
 
-@functools.cache
+@functools.cache  # for mypy `type[Any]` is not hashable, so callers hand over Any
 def _fields(cls: Any, message: Any) -> tuple[_Field, ...]:
     hints = typing.get_type_hints(cls)
     known = set(message.DESCRIPTOR.fields_by_name)
