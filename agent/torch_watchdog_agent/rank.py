@@ -77,6 +77,7 @@ class Rank:
         self.guard = Guard(say=self.say, on_refused=self._refused)
         self.saver = Saver(self, leave=leave)
         self._contract_written = ""
+        self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
 
@@ -154,6 +155,9 @@ class Rank:
     def before_fetch(self) -> None:
         """The loop asks for its next batch: every rank is at the same point here, with nothing half done. May raise SystemExit."""
         self.history.flush()
+        if self._undo:
+            self._undo = False
+            self.window.restore()  # only the loader has moved on
         act = self.gate.boundary()
         if act is not None:
             self.saver.act(act.commit, step=self.gate.passed + 1)
@@ -241,6 +245,7 @@ class Rank:
             self.saver.act(decision.commit, step=number)
             decision = self.gate.judge(number)  # a checkpoint without a stop: the update follows it
         if isinstance(decision, Skip):
+            self._undo = True
             self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
             self._close_window(number, applied=False)
             return VETOED

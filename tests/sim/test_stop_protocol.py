@@ -110,3 +110,18 @@ def test_a_broken_part_means_no_committed_checkpoint_and_still_a_clean_stop() ->
     assert world.closed[-1].checkpoint is not None
     assert not world.closed[-1].checkpoint.committed
     assert "disk full" in world.closed[-1].reason
+
+
+def test_bad_batches_twice_in_a_row_are_both_skipped() -> None:
+    for seed in range(200):
+        world = World(Plan(world=3, steps=6, bad=frozenset({(0, 2), (1, 3)}), policy="skip"), seed=seed).run()
+        assert {tuple(rank.applied) for rank in world.ranks} == {(0, 1, 4, 5)}, seed
+        assert [rank.end for rank in world.ranks] == ["finished"] * 3, seed
+
+
+def test_skipping_too_often_turns_into_a_stop() -> None:
+    world = World(Plan(world=2, steps=20, bad=frozenset((0, step) for step in range(1, 20)), policy="skip"), seed=8).run()
+    assert [rank.end for rank in world.ranks] == ["left"] * 2
+    assert {tuple(rank.vetoed) for rank in world.ranks} == {tuple(range(1, 11))}
+    assert "no more is allowed" in world.closed[-1].reason
+    assert world.closed[-1].exit_code == 65

@@ -10,6 +10,7 @@ changes nothing, and every order ends by its deadline.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -49,6 +50,7 @@ __all__ = [
     "Opened",
     "RankGone",
     "Refusal",
+    "SkipBudget",
     "StopRequested",
     "Tell",
     "Tick",
@@ -165,6 +167,14 @@ class Refusal:
 Effect: TypeAlias = Tell | Found | Opened | Closed | Refusal
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipBudget:
+    """Policy skip turns into stop when more than `max_skips` of the last `steps` steps would be skipped."""
+
+    max_skips: int = 10
+    steps: int = 1000
+
+
 @dataclass(slots=True, kw_only=True)
 class _Order:
     generation: int
@@ -190,7 +200,17 @@ class Coordinator:
     `generation` is that of the last order which an earlier daemon gave this attempt: ranks take no order that is older than one they have seen.
     """
 
-    def __init__(self, *, world_size: int, policy: Policy, checkpoints_dir: str, grace_s: float = 300.0, generation: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        world_size: int,
+        policy: Policy,
+        checkpoints_dir: str,
+        grace_s: float = 300.0,
+        generation: int = 0,
+        skip_budget: SkipBudget = SkipBudget(),
+    ) -> None:
+        self._skip_budget, self._skipped = skip_budget, deque[int](maxlen=skip_budget.max_skips)
         self._world = frozenset(range(world_size))
         self._policy = policy
         self._checkpoints_dir = checkpoints_dir
@@ -261,12 +281,26 @@ class Coordinator:
         if order is not None and order.veto == hold.step:
             return effects + ((Tell(rank=hold.rank, order=order.commit),) if order.commit else ())
         if order is not None:
-            if order.veto is not None or order.state not in ("preparing", "committed"):
+            if _is_skip(order):
+                effects += self._close(order, "done", order.reason, now)  # its veto stays with the ranks that have not come to the gate yet
+            elif order.veto is not None or order.state not in ("preparing", "committed"):
                 return effects + self._abandon_hold(hold, order)
-            effects += self._give_up("a bad batch came first", now)
-        leave = self._policy == "stop"
-        order = self._open("batch", hold.violation.summary, hold.step, EXIT_BAD_DATA, leave, leave, now, hold.timeout_s / 2)
+            else:
+                effects += self._give_up("a bad batch came first", now)
+        leave, reason = self._judge_policy(hold)
+        order = self._open("batch", reason, hold.step, EXIT_BAD_DATA, leave, leave, now, hold.timeout_s / 2)
         return effects + self._prepare(order)
+
+    def _judge_policy(self, hold: Hold) -> tuple[bool, str]:
+        """Whether the job stops at this batch, and why."""
+        reason, budget = hold.violation.summary, self._skip_budget
+        if self._policy == "stop":
+            return True, reason
+        spent = len(self._skipped) == budget.max_skips and (not self._skipped or hold.step - self._skipped[0] < budget.steps)
+        if spent:
+            return True, f"{reason}; {budget.max_skips} steps of the last {budget.steps} were skipped already, no more is allowed"
+        self._skipped.append(hold.step)
+        return False, reason
 
     def _abandon_hold(self, hold: Hold, order: _Order) -> tuple[Effect, ...]:
         reason = f"order {order.generation} ({order.kind}) is under way: {order.reason}"
@@ -326,7 +360,7 @@ class Coordinator:
     def _on_vetoed(self, vetoed: Vetoed, now: float) -> tuple[Effect, ...]:
         """Policy skip: the order has ended when every rank has left the step out."""
         order = self._order
-        if order is None or vetoed.generation != order.generation or order.commit is None or order.save or order.leave:
+        if order is None or vetoed.generation != order.generation or not _is_skip(order):
             return ()
         order.left.add(vetoed.rank)
         return self._close(order, "done", order.reason, now) if self._world <= order.left else ()
@@ -430,6 +464,11 @@ class Coordinator:
             checkpoint=_checkpoint(order), exit_code=order.exit_code if order.leave else None, seconds=now - order.opened_at,
         )  # fmt: skip
         return (closed,)
+
+
+def _is_skip(order: _Order) -> bool:
+    """One that is decided and neither saves nor leaves."""
+    return order.commit is not None and order.veto is not None and not order.save and not order.leave
 
 
 def _found(message: Hold | Refused | Noticed, how: Literal["held", "refused", "noticed"]) -> Found:
