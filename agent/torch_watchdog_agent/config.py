@@ -21,7 +21,10 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The launcher's word to its ranks. `solo`: the command is one process without RANK. `resume`: the checkpoint that `restore()` takes by default."""
+    """The launcher's word to its ranks. `solo`: the command is one process without RANK. `resume`: the checkpoint that `restore()` takes by default.
+
+    `quarantine`: a file of samples to leave out, from an earlier run.
+    """
 
     job: str
     session: str
@@ -36,6 +39,7 @@ class AgentConfig:
     keeper: bool = True
     solo: bool = False
     resume: str | None = None
+    quarantine: str | None = None
 
     def to_env(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

@@ -20,6 +20,7 @@ from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.quarantine import Quarantine
 from torch_watchdog_agent.recorder import Recorder
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
@@ -76,6 +77,9 @@ class Rank:
         self._clearance = self._open_clearance()
         self.guard = Guard(say=self.say, on_refused=self._refused)
         self.saver = Saver(self, leave=leave)
+        given = [Path(config.quarantine)] if config.quarantine else []
+        self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
+        self.quarantine = Quarantine(Path(config.run_dir) / "quarantine.jsonl", given)
         self._contract_written = ""
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
@@ -208,9 +212,17 @@ class Rank:
         self.tell(Hold(rank=self.identity.rank, step=step, micro_step=self.loop.micro_step, violation=violation, timeout_s=timeout_s))
         decision = self.gate.hold(step, timeout_s)
         if isinstance(decision, Released):
+            self._leave_out(violation, step)
             return clean
         self._refused(violation)
         raise _unanswered(violation, decision.reason)
+
+    def _leave_out(self, violation: Violation, step: int) -> None:
+        """The sample must not come back: not in the next epoch, nor in the run that resumes."""
+        try:
+            self.quarantine.add(violation, dataset=self.dataset, rank=self.identity.rank, step=step)
+        except OSError as error:
+            self.say(f"a bad sample could not be quarantined ({error}): it may be met again")
 
     def _refused(self, violation: Violation) -> None:
         """The guard refuses an op inside the forward: the rank will raise."""
