@@ -6,7 +6,7 @@ fails are the elements that really reach the consumer looked at. Other rules are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -122,20 +122,38 @@ def _enter(plan: Plan, rule: Rule, leaves: Mapping[str, torch.Tensor], shapes: S
 
 
 def _sort_out(plan: Plan, pending: Sequence[Check], leaves: Mapping[str, torch.Tensor]) -> None:
-    """Whole-leaf checks first; then everything that follows from them is set aside."""
-    for check in pending:
-        key = check.rule.recipe.one_leaf or _only_leaf(check)
-        if key is not None and _leaf_is_enough(check, key, leaves[key]):
-            plan.by_leaf.setdefault(key, []).append(_whole(check, key, leaves[key]))
-            if check.allowed.ignored is not None:
-                plan.ignored.setdefault(key, check.allowed.ignored)
-        else:
-            plan.derived.append(check)
+    """Direct checks first, then what follows from them, then checks that a legal leaf makes needless, then what follows from those."""
+    rest = _enter_leaves(plan, pending, leaves, lambda check, _: check.rule.kind == "range" and check.rule.recipe.is_direct)
+    rest = _set_aside(plan, rest, leaves)
+    rest = _enter_leaves(plan, rest, leaves, lambda check, key: _leaf_is_enough(check, key, leaves[key]))
+    plan.derived = _set_aside(plan, rest, leaves)
     for key, checks in plan.by_leaf.items():
         plan.by_leaf[key] = _undominated(checks)
+
+
+def _enter_leaves(
+    plan: Plan, checks: Sequence[Check], leaves: Mapping[str, torch.Tensor], enough: Callable[[Check, str], bool]
+) -> list[Check]:
+    """Checks for which the whole leaf is enough go to their leaf; returns the others."""
+    rest = []
+    for check in checks:
+        key = check.rule.recipe.one_leaf or _only_leaf(check)
+        if key is None or not enough(check, key):
+            rest.append(check)
+            continue
+        plan.by_leaf.setdefault(key, []).append(_whole(check, key, leaves[key]))
+        if check.allowed.ignored is not None:
+            plan.ignored.setdefault(key, check.allowed.ignored)
+    return rest
+
+
+def _set_aside(plan: Plan, checks: Sequence[Check], leaves: Mapping[str, torch.Tensor]) -> list[Check]:
+    """Checks that follow from the leaf checks so far are proved; returns the others."""
     sets = _leaf_sets(plan, leaves)
-    plan.proved = [check for check in plan.derived if follows(check.rule, check.program, check.allowed, sets)]
-    plan.derived = [check for check in plan.derived if check not in plan.proved]
+    rest: list[Check] = []
+    for check in checks:
+        (plan.proved if follows(check.rule, check.program, check.allowed, sets) else rest).append(check)
+    return rest
 
 
 def _only_leaf(check: Check) -> str | None:
@@ -149,8 +167,6 @@ def _leaf_is_enough(check: Check, key: str, leaf: torch.Tensor) -> bool:
         return check.rule.recipe.one_leaf is not None and _moves_only(check) and check.rule.ignored == (check.allowed.ignored)
     if check.rule.kind != "range":
         return False
-    if check.rule.recipe.is_direct:
-        return True
     return follows(check.rule, check.program, check.allowed, {key: value_sets(leaf, [check.allowed])})
 
 
