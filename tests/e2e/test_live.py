@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 from launching import environment, launch
+
+from torch_watchdog.daemon.token import token_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -94,10 +97,50 @@ def test_a_launch_can_join_a_daemon_of_its_own(tmp_path: Path) -> None:
     assert ended.code == 0 and "2 ranks, 6 steps, nothing found" in ended.err
     jobs = ask(tmp_path, "jobs", "--daemon", address)["jobs"]
     assert [(job["job"], job["state"], job["exit_code"]) for job in jobs] == [("job", "ended", 0)]
+    assert ask(tmp_path, "status", "--daemon", address)["exit_code"] == 0
     taken = launch(tmp_path, [*WATCHDOG, "serve", "--port", address.rpartition(":")[2]])
     assert taken.code == 1 and len(taken.err.splitlines()) == 1 and "cannot listen" in taken.err
     serve.send_signal(signal.SIGTERM)
     assert serve.wait(TIMEOUT_S) == 0
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """The address of a daemon of this user's."""
+    serve = subprocess.Popen([*WATCHDOG, "serve", "--port", "0"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert serve.stderr is not None
+    found = re.search(r"daemon at (127\.0\.0\.1:\d+)", serve.stderr.readline())
+    assert found is not None
+    yield found[1]
+    serve.terminate()
+    serve.communicate(timeout=TIMEOUT_S)
+
+
+def test_another_user_gets_one_sentence_from_a_served_daemon_and_stops_nothing(served: str, tmp_path: Path) -> None:
+    """Another user cannot read our runtime folder: that user is played by one who looks elsewhere."""
+    other = tmp_path / "token"
+    other.write_text("guessed\n")
+    for words in (["stop", "job"], ["status", "job"], ["jobs"]):
+        refused = launch(tmp_path, [*WATCHDOG, *words, "--daemon", served], TORCH_WATCHDOG_TOKEN_FILE=str(other))
+        assert refused.code == 1 and refused.out == ""
+        assert len(refused.err.splitlines()) == 1 and "another token" in refused.err
+
+
+def test_a_launch_with_a_wrong_token_trains_unwatched_and_says_why_once(served: str, tmp_path: Path) -> None:
+    other = tmp_path / "token"
+    other.write_text("guessed\n")
+    command = [*WATCHDOG, "--daemon", served, "--job", "job", sys.executable, "-c", "print('trained')"]
+    run = launch(tmp_path, command, TORCH_WATCHDOG_TOKEN_FILE=str(other))
+    assert (run.code, run.out) == (0, "trained\n")
+    assert run.err.count("another token") == 1 and "the training goes on" in run.err
+
+
+def test_the_token_is_in_no_record_of_a_launch(served: str, tmp_path: Path) -> None:
+    token = token_for(served, os.environ)
+    run = launch(tmp_path, [*WATCHDOG, "--daemon", served, "--job", "job", *TORCHRUN, SCRIPT])
+    assert "2 ranks, 6 steps, nothing found" in run.err and len(token) > 30
+    texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert texts and all(token.encode() not in text for text in [*texts, run.out.encode(), run.err.encode()])
 
 
 def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:

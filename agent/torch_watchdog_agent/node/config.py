@@ -5,7 +5,7 @@ Owns two dataclasses; knows nothing of sockets, rings or the environment: the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ __all__ = ["JobOutcome", "NodeConfig"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """One launch on one node. `daemon` is `unix:PATH` or `HOST:PORT`; `session` is random per launch and the same on all its nodes.
+
+    `token` is asked before each connection: a daemon that was started again has another.
 
     `runtime_dir` (0700, on a local disk) gets `control.sock`; `ring_dir` is where ranks put their `A-R-PID.ring` files.
     """
@@ -33,7 +35,7 @@ class NodeConfig:
     daemon: str
     nodes: int = 1
     node_rank: int = 0
-    token: str = ""
+    token: Callable[[], str] = str
     poll_interval_s: float = 0.2
     gpu_interval_s: float = 1.0
     max_unacked_bytes: int = 32 << 20

@@ -69,6 +69,7 @@ class DaemonLink:
         self._control_ended = asyncio.Event()
         self._outcome: asyncio.Future[GoodbyeAck | None] = asyncio.get_running_loop().create_future()
         self._lost_since: float | None = None
+        self._was_accepted = False
 
     def report(self, report: NodeReport) -> None:
         """Queues a report; its number is given here."""
@@ -97,7 +98,8 @@ class DaemonLink:
                 if await self._connect():
                     num_failures = 0
             except grpc.RpcError as error:
-                self._refused_or_lost(error)
+                if num_failures or error.code() is not grpc.StatusCode.INTERNAL:  # a write that crossed a refusal hides it: ask again
+                    self._refused_or_lost(error)
             except (_LinkLostError, TimeoutError, codec.MalformedMessageError) as error:
                 self._lost(str(error) or "no answer in time")
             if not self._outcome.done():
@@ -116,16 +118,17 @@ class DaemonLink:
         begun = False
         channel = grpc.aio.insecure_channel(self._config.daemon, options=_OPTIONS)
         try:
-            metadata = ((TOKEN_KEY, self._config.token),) if self._config.token else ()
+            token = self._config.token()
+            metadata = ((TOKEN_KEY, token),) if token else ()
             telemetry = telemetry_pb2_grpc.TelemetryStub(channel).Report(metadata=metadata)
             await self._say_hello(telemetry)
             control = control_pb2_grpc.ControlStub(channel).Attach(metadata=metadata)
-            begun = True
+            begun = self._was_accepted = True
             self._found()
             await control.write(codec.control_message(self._control_hello()))
             await self._serve(telemetry, control)
         except (grpc.RpcError, _LinkLostError, asyncio.InvalidStateError) as error:
-            if not begun or _is_for_good(error):
+            if not begun or self._is_for_good(error):
                 raise
         finally:
             await channel.close()
@@ -209,11 +212,18 @@ class DaemonLink:
         return ControlHello(job=config.job, node=config.node, session=config.session, version=__version__)
 
     def _refused_or_lost(self, error: grpc.RpcError) -> None:
-        if not _is_for_good(error):
+        if not self._is_for_good(error):
             self._lost(error.details() or error.code().name)
             return
         self._say(f"the daemon at {self._config.daemon} refused: {error.details()} (the training goes on without it)")
         self._end(None)
+
+    def _is_for_good(self, error: BaseException) -> bool:
+        """Not so where the token is refused to a node that was let in before: the daemon was started again, and is about to publish its new one."""
+        if not isinstance(error, grpc.RpcError):
+            return False
+        code = error.code()
+        return code in _FOR_GOOD and not (code is grpc.StatusCode.UNAUTHENTICATED and self._was_accepted)
 
     def _lost(self, reason: str) -> None:
         if self._lost_since is None and self._goodbye is None:
@@ -239,10 +249,6 @@ class DaemonLink:
 def _shortened(command: tuple[str, ...]) -> tuple[str, ...]:
     """For a person to recognise it: a command line may be longer than a message."""
     return tuple(word[:1000].encode("utf-8", "replace").decode() for word in command[:200])
-
-
-def _is_for_good(error: BaseException) -> bool:
-    return isinstance(error, grpc.RpcError) and error.code() in _FOR_GOOD
 
 
 async def _read(call: Any) -> Any:

@@ -254,8 +254,8 @@ def test_the_contract_of_the_rank_lies_beside_its_incident(place: Place) -> None
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096])
 def test_garbage_on_the_port_disturbs_nobody(place: Place, garbage: bytes) -> None:
-    with place.daemon("127.0.0.1:0", place.socket) as daemon:
-        node, ring = place.node(), place.ring()
+    with place.daemon("127.0.0.1:0", token="t") as daemon:
+        node, ring = place.node(daemon=daemon.addresses[0], token=lambda: "t"), place.ring()
         host, _, port = daemon.addresses[0].rpartition(":")
         for _ in range(5):
             with socket.create_connection((host, int(port)), timeout=10) as sender:
@@ -338,11 +338,34 @@ def test_the_token_is_asked_of_everybody(place: Place) -> None:
     with place.daemon(token="secret"):
         assert refusal(place.socket, HELLO)[0] is grpc.StatusCode.UNAUTHENTICATED
         assert refusal(place.socket, HELLO, metadata=(("torch-watchdog-token", "other"),))[0] is grpc.StatusCode.UNAUTHENTICATED
-        with pytest.raises(DaemonRefusedError, match="token"):
+        with pytest.raises(DaemonRefusedError, match=r"no token.*TORCH_WATCHDOG_TOKEN_FILE"):
             place.client().jobs()
-        node = place.node(token="secret")
+        with pytest.raises(DaemonRefusedError, match="another token"):
+            place.client(token="other").jobs()
+        node = place.node(token=lambda: "secret")
         until(lambda: place.client(token="secret").jobs())
         assert node.finish(0).lines == ()
+
+
+def test_a_node_that_brings_no_token_says_so_once_and_ends_at_once(place: Place) -> None:
+    with place.daemon(token="secret"):
+        node = place.node()
+        until(lambda: place.said)
+        assert node.finish(0, timeout_s=60).exit_code is None
+    assert len(place.said) == 1 and "no token" in place.said[0] and "training goes on" in place.said[0]
+
+
+def test_a_node_comes_back_to_a_daemon_that_was_started_again_with_another_token(place: Place) -> None:
+    published = ["first"]
+    with place.daemon(token="first"):
+        node = place.node(token=lambda: published[0])
+        until(lambda: place.client(token="first").jobs())
+    with place.daemon(token="second"):
+        until(lambda: place.said)  # refused, or not there: it asks again
+        published[0] = "second"
+        until(lambda: place.client(token="second").jobs())
+        assert node.finish(0).lines == ()
+    assert len(place.said) == 2 and "back" in place.said[1]
 
 
 # The end
@@ -359,12 +382,12 @@ def test_a_daemon_that_ends_under_open_streams_prints_nothing(place: Place, capf
 
 
 def test_each_ranks_statistics_are_read_back_over_tcp(place: Place) -> None:
-    with place.daemon("127.0.0.1:0", index_file=place.root / "index.sqlite") as daemon:
+    with place.daemon("127.0.0.1:0", index_file=place.root / "index.sqlite", token="t") as daemon:
         (address,) = daemon.addresses
-        place.node(daemon=address)
+        place.node(daemon=address, token=lambda: "t")
         for rank in (0, 1):
             place.ring(rank).steps(*range(20), loss=float(rank))
-        client = place.client(address)
+        client = place.client(address, token="t")
         until(lambda: [rank.last_step for rank in client.job("job").ranks] == [19, 19] if client.jobs() else False)
         (columns,) = [tensor for block in client.steps("job", 1, 5, 5) for tensor in block.tensors]
         assert columns.key == "input_ids" and columns.high[5] == 5.0 and columns.shapes[5] == (4, 8)
@@ -423,7 +446,12 @@ def test_an_address_that_will_not_do_is_refused_with_advice(place: Place, addres
 
 
 def test_a_port_that_is_taken_is_refused(place: Place) -> None:
-    with place.daemon("127.0.0.1:0") as first, pytest.raises(DaemonStartError, match="another"), place.daemon(first.addresses[0]):
+    with place.daemon("127.0.0.1:0", token="t") as first, pytest.raises(DaemonStartError, match="another"):
+        place.daemon(first.addresses[0], token="t").__enter__()
+
+
+def test_a_port_that_would_ask_nobody_for_a_token_is_refused(place: Place) -> None:
+    with pytest.raises(DaemonStartError, match="every user"), place.daemon("127.0.0.1:0"):
         pass
 
 

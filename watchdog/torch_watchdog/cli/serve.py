@@ -27,11 +27,13 @@ def command(context: click.Context, /, port: int, **_: object) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would print its own lines about a port in use, before our sentence
     from torch_watchdog.daemon.config import DaemonConfig
     from torch_watchdog.daemon.embedded import EmbeddedDaemon
+    from torch_watchdog.daemon.token import kept_token, new_token
 
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the daemon's threads start, so that they leave both to us
-    index_file = _index_file(os.environ)
-    with EmbeddedDaemon(DaemonConfig(runs_dir=config.directory, listen=(f"127.0.0.1:{port}",), index_file=index_file)) as daemon:
+    listen, token = (f"127.0.0.1:{port}",), new_token(os.environ)
+    known = DaemonConfig(runs_dir=config.directory, listen=listen, index_file=_index_file(os.environ), token=token)
+    with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ):
         say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
         number = signal.sigwait(ends)
         say(f"{signal.Signals(number).name}: flushing and closing")

@@ -6,6 +6,7 @@ One look at a job, wherever it is, with the same fields. It must not know how an
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.daemon.token import token_for
 from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
 from torch_watchdog.report.steps import RankTrack, tracks
 from torch_watchdog.store.read import read_blocks, read_incidents, read_job
@@ -20,7 +22,7 @@ from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import StepBlock
 
-__all__ = ["JobLook", "all_jobs", "find_job", "live_daemon"]
+__all__ = ["JobLook", "all_jobs", "client_of", "find_job", "live_daemon"]
 
 
 class JobLook(Protocol):
@@ -94,20 +96,25 @@ class DaemonJob:
         return _ask(self.address, self.name)
 
     def incidents(self) -> Sequence[Mapping[str, Any]]:
-        with DaemonClient(self.address) as client:
+        with client_of(self.address) as client:
             return client.incidents(self.name)
 
     def blocks(self, rank: int | None) -> Sequence[StepBlock]:
-        with DaemonClient(self.address) as client:
+        with client_of(self.address) as client:
             return client.steps(self.name, rank)
 
     def contract(self, rank: int) -> Mapping[str, Any]:
-        with DaemonClient(self.address) as client:
+        with client_of(self.address) as client:
             return client.contract(self.name, rank)
 
 
+def client_of(address: str) -> DaemonClient:
+    """With this user's token for it."""
+    return DaemonClient(address, token=token_for(address, os.environ))
+
+
 def _ask(address: str, name: str) -> JobStatus:
-    with DaemonClient(address) as client:
+    with client_of(address) as client:
         return client.job(name)
 
 
@@ -125,7 +132,7 @@ def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
 
 
 def _newest_of(address: str) -> str:
-    with DaemonClient(address) as client:
+    with client_of(address) as client:
         found = client.jobs()
     if not found:
         raise UnknownJobError("", ())
@@ -142,7 +149,7 @@ def _newest_in(directory: Path) -> DiskJob:
 def all_jobs(*, directory: Path, daemon: str) -> list[JobStatus]:
     """Newest first. A folder whose job.json cannot be read is left out: it says nothing about the others."""
     if daemon != "auto":
-        with DaemonClient(daemon) as client:
+        with client_of(daemon) as client:
             return list(client.jobs())
     found: list[JobStatus] = []
     for path in _job_directories(directory):

@@ -5,7 +5,7 @@ Owns one dataclass; knows nothing of sockets or files: the launcher or `watchdog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["DaemonConfig"]
@@ -15,13 +15,13 @@ __all__ = ["DaemonConfig"]
 class DaemonConfig:
     """Job J's files are `runs_dir/J`. `listen` holds `unix:PATH` (in a folder that only this user can enter) and `127.0.0.1:PORT` (0: any free port).
 
-    `index_file` None: no SQLite index. `token` is asked of every caller where it is not empty.
+    `index_file` None: no SQLite index. `token` is asked of every caller where it is not empty; a port needs one.
     """
 
     runs_dir: Path
     listen: tuple[str, ...]
     index_file: Path | None = None
-    token: str = ""
+    token: str = field(default="", repr=False)
     grace_s: float = 300.0
     max_message_bytes: int = 8 << 20
     max_pending_writes: int = 2_000

@@ -1,11 +1,10 @@
 """Where the daemon listens: unix sockets that only this user can reach, and loopback.
 
-Owns addresses and gRPC server options; knows no service. Anything off this host is refused: that needs TLS and a token, which are not there yet.
+Owns addresses and gRPC server options; knows no service. Anything off this host is refused: that needs TLS, which is not there yet.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import stat
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from torch_watchdog.daemon.address import is_loopback, split
 from torch_watchdog.errors import DaemonStartError
 
 __all__ = ["bind", "new_server"]
@@ -33,10 +33,10 @@ def new_server(max_message_bytes: int) -> Any:
     return grpc.aio.server(options=options)
 
 
-def bind(server: Any, address: str) -> str:
-    """Adds the address; returns it with its real port. Raises DaemonStartError."""
+def bind(server: Any, address: str, *, has_token: bool) -> str:
+    """Adds the address; returns it with its real port. Raises DaemonStartError, also for a port that would ask nobody for a token."""
     path = address.removeprefix("unix:")
-    return _bind_unix(server, Path(path)) if path != address else _bind_loopback(server, address)
+    return _bind_unix(server, Path(path)) if path != address else _bind_loopback(server, address, has_token)
 
 
 def _bind_unix(server: Any, path: Path) -> str:
@@ -58,23 +58,18 @@ def _check_private(folder: Path, address: str) -> None:
         raise DaemonStartError(address, "others can enter its folder, and who reaches the socket may stop jobs", f"Run: chmod 700 {folder}")
 
 
-def _bind_loopback(server: Any, address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or not host:
+def _bind_loopback(server: Any, address: str, has_token: bool) -> str:
+    host, port = split(address)
+    if not port:
         raise DaemonStartError(address, "this is no address", "Write 127.0.0.1:PORT or unix:PATH")
-    if not _is_loopback(host.strip("[]")):
+    if not is_loopback(host):
         raise DaemonStartError(
             address, "this version listens on this host only, for want of TLS between hosts",
             "Listen on 127.0.0.1:PORT and reach it through `ssh -L PORT:127.0.0.1:PORT HOST`",
         )  # fmt: skip
-    return f"{host}:{_add_port(server, address, 'Is another daemon there? Pass another port, or 0 for any')}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    if not has_token:
+        raise DaemonStartError(address, "every user of this machine could stop jobs through it", "Give the daemon a token")
+    return f"{address.removesuffix(port)}{_add_port(server, address, 'Is another daemon there? Pass another port, or 0 for any')}"
 
 
 def _add_port(server: Any, address: str, advice: str) -> int:

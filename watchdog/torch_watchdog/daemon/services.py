@@ -66,10 +66,9 @@ def checked(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Aw
 
     @functools.wraps(method)
     async def call(self: Any, request: Any, context: Any) -> Any:
-        if not _has_token(context, self.calls.token):
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED, "the token is missing or another: both sides need the same TORCH_WATCHDOG_TOKEN_FILE"
-            )
+        problem = _problem_of_token(context, self.calls.token)
+        if problem:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
         try:
             return await self.calls.run(method(self, request, context))
         except codec.MalformedMessageError as error:
@@ -80,9 +79,14 @@ def checked(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Aw
     return call
 
 
-def _has_token(context: Any, token: str) -> bool:
-    given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
-    return not token or hmac.compare_digest(str(given).encode(), token.encode())
+def _problem_of_token(context: Any, token: str) -> str:
+    given = str(dict(context.invocation_metadata() or ()).get(TOKEN_KEY, ""))
+    if not token or hmac.compare_digest(given.encode(), token.encode()):
+        return ""
+    return (
+        f"this call brought {'another' if given else 'no'} token: the user who started the daemon has it on this machine, "
+        "everybody else needs TORCH_WATCHDOG_TOKEN_FILE to name a file that holds it"
+    )
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[misc]

@@ -12,10 +12,10 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["open_ring_dir", "open_runtime_dir"]
+__all__ = ["find_in_runtime_dir", "open_ring_dir", "open_runtime_dir"]
 
 MAX_RUNTIME_PATH = 70  # a unix socket's path ends at 107 bytes, and names of sockets are still to come
 MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory, not a place for temporary files
@@ -25,9 +25,23 @@ _LOCK = ".lock"
 @contextmanager
 def open_runtime_dir(session: str, environment: Mapping[str, str]) -> Iterator[Path]:
     """A new folder of mode 0700 with a short path, gone at the end. Raises OSError."""
-    parents = [Path(environment[name]) for name in ("XDG_RUNTIME_DIR", "TMPDIR") if environment.get(name)]
-    with _open_private(session, [*parents, Path("/tmp"), Path(tempfile.gettempdir())]) as path:  # noqa: S108 - mode 0700, owner checked
+    with _open_private(session, _runtime_parents(environment)) as path:
         yield path
+
+
+def find_in_runtime_dir(session: str, name: str, environment: Mapping[str, str]) -> str | None:
+    """What a live process of this user keeps in the file `name` of its runtime folder; None where there is none, or others could have put it there."""
+    for parent in _runtime_parents(environment):
+        base = _base(parent)
+        with suppress(OSError, UnicodeDecodeError):
+            if _is_private(base):
+                return (base / session / name).read_text(encoding="utf-8")
+    return None
+
+
+def _runtime_parents(environment: Mapping[str, str]) -> list[Path]:
+    given = [Path(environment[name]) for name in ("XDG_RUNTIME_DIR", "TMPDIR") if environment.get(name)]
+    return [*given, Path("/tmp"), Path(tempfile.gettempdir())]  # noqa: S108 - mode 0700, owner checked
 
 
 @contextmanager
@@ -73,13 +87,21 @@ def _create(session: str, parent: Path) -> tuple[Path, int]:
 
 
 def _private_base(parent: Path) -> Path:
-    """`PARENT/torch-watchdog-UID`, ours alone: in a folder that all can write to, somebody may have made it before us."""
-    base = parent / f"torch-watchdog-{os.getuid()}"
+    """Ours alone: in a folder that all can write to, somebody may have made it before us."""
+    base = _base(parent)
     base.mkdir(mode=0o700, exist_ok=True)
-    found = base.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if not _is_private(base):
         raise PermissionError(f"{base} is not a folder that only this user can enter")
     return base
+
+
+def _base(parent: Path) -> Path:
+    return parent / f"torch-watchdog-{os.getuid()}"
+
+
+def _is_private(base: Path) -> bool:
+    found = base.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 
 def _open_locked(path: Path, operation: int) -> int:

@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,8 @@ from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
-from torch_watchdog.errors import RunDirectoryError, WatchdogError
+from torch_watchdog.daemon.token import token_for
+from torch_watchdog.errors import ConfigError, RunDirectoryError, WatchdogError
 from torch_watchdog.launch.places import open_ring_dir, open_runtime_dir
 from torch_watchdog.launch.plan import LaunchPlan, is_solo, job_name, plan_launch, sees_all_ranks
 from torch_watchdog.launch.record import JobStart, at_end, at_start
@@ -63,7 +64,7 @@ class Watch:
     def last_status(self) -> JobStatus | None:
         """The job as the daemon has it after the goodbye; None where it does not answer."""
         try:
-            with DaemonClient(self.daemon, timeout_s=QUESTION_TIMEOUT_S) as client:
+            with DaemonClient(self.daemon, token=token_for(self.daemon, os.environ), timeout_s=QUESTION_TIMEOUT_S) as client:
                 return client.job(self.job)
         except WatchdogError:
             return None
@@ -160,7 +161,21 @@ def _node_config(
         runtime_dir=runtime_dir,
         ring_dir=ring_dir,
         daemon=daemon,
+        token=_token_source(daemon),
     )
+
+
+def _token_source(daemon: str) -> Callable[[], str]:
+    """Raises ConfigError now, never later: a token file that is gone meanwhile leaves the token that it held."""
+    last = token_for(daemon, os.environ)
+
+    def token() -> str:
+        nonlocal last
+        with contextlib.suppress(ConfigError):
+            last = token_for(daemon, os.environ)
+        return last
+
+    return token
 
 
 def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]) -> AgentConfig:
