@@ -370,7 +370,6 @@ class NodeHello:
     run_dir: str
     nodes: int = 1
     node_rank: int = 0
-    token: str = ""
     session: str = ""  # random per launch: tells a second launch under the same job name from a reconnect
 
 

@@ -68,7 +68,7 @@ def _field(name: str, hint: Any, known: set[str]) -> _Field | None:
         return _delta_field(name)
     if f"{name}_json" in known:
         return _json_field(name, many=typing.get_origin(hint) is tuple)
-    # What the message leaves out on purpose: the rank (its envelope names it) and the token (call metadata).
+    # What the message leaves out on purpose: the rank (its envelope names it).
     return _plain_field(name, hint) if name in known else None
 
 

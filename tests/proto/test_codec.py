@@ -45,7 +45,7 @@ def instances_of(cls: type[Any]) -> st.SearchStrategy[Any]:
     if cls is messages.StepBlock:
         return step_blocks()
     hints = typing.get_type_hints(cls)
-    fields = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(cls) if field.name != "token"}
+    fields = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(cls)}
     return st.builds(cls, **fields)
 
 
