@@ -9,18 +9,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from torch_watchdog_proto.messages import Leave, Order, Phase, RankMessage, WriteCommitted
-from torch_watchdog_proto.stop.participant import Act, GivenUp, Participant, Pass, Released, Skip, Wait
+from torch_watchdog_proto.messages import Commit, Leave, Order, Phase, RankMessage, WriteCommitted
+from torch_watchdog_proto.stop.participant import Act, GivenUp, Participant, Pass, Propose, Released, Skip, Wait
 
 __all__ = ["Gate"]
+
+Decide: TypeAlias = Callable[[int, Commit | None], Commit | None]
 
 
 class Gate:
     """One rank's gate. `orders_pending` may be read without the lock: False is the usual case and costs nothing."""
 
-    def __init__(self, rank: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._participant = Participant(rank)
+    def __init__(self, rank: int, decide: Decide, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._participant, self._decide = Participant(rank), decide
         self._changed = threading.Condition()
         self._clock = clock
         self._gone = False
@@ -32,12 +35,22 @@ class Gate:
         with self._changed:
             answers = self._participant.handle(order, phase=self.phase, now=self._clock())
             self._changed.notify_all()
-            return answers
+        for answer in answers:
+            if isinstance(answer, Propose):
+                self._propose(answer)
+        return tuple(answer for answer in answers if not isinstance(answer, Propose))
 
     def on_lost(self) -> None:
         """Nobody will decide any more: every wait ends as if its deadline had come."""
         with self._changed:
             self._gone = True
+            self._changed.notify_all()
+
+    def _propose(self, propose: Propose) -> None:
+        """Asks the register without holding the lock: it may take seconds, and the control thread must answer meanwhile."""
+        commit = self._decide(propose.generation, propose.commit)
+        with self._changed:
+            self._participant.decided(propose.generation, commit)
             self._changed.notify_all()
 
     # Training thread
@@ -48,27 +61,31 @@ class Gate:
 
     def judge(self, step: int) -> Pass | Skip | Act:
         """What to do with the update of `step`. Waits for a decision where one is under way, never past its deadline."""
-        with self._changed:
-            while True:
-                decision = self._participant.at_gate(step, now=self._now())
-                if not isinstance(decision, Wait):
-                    return decision
-                self._changed.wait(self._until(decision.until))
+        decision: Pass | Skip | Act = self._until_decided(lambda: self._participant.at_gate(step, now=self._now()))
+        return decision
 
     def boundary(self) -> Act | None:
-        """The order to act on before the next batch is fetched."""
-        with self._changed:
-            return self._participant.at_boundary()
+        """The order to act on before the next batch is fetched. Waits where the others may stop at this very boundary."""
+        act: Act | None = self._until_decided(lambda: self._participant.at_boundary(now=self._now()))
+        return act
 
     def hold(self, step: int, timeout_s: float) -> Released | GivenUp:
         """Waits for all ranks' promise to veto `step`."""
-        with self._changed:
-            deadline = self._clock() + timeout_s
-            while True:
-                decision = self._participant.at_hold(step, deadline=deadline, now=self._now())
-                if not isinstance(decision, Wait):
-                    return decision
-                self._changed.wait(self._until(decision.until))
+        deadline = self._clock() + timeout_s
+        decision: Released | GivenUp = self._until_decided(lambda: self._participant.at_hold(step, deadline=deadline, now=self._now()))
+        return decision
+
+    def _until_decided(self, ask: Callable[[], Any]) -> Any:
+        """Asks the protocol until it knows what this thread must do."""
+        while True:
+            with self._changed:
+                decision = ask()
+                if isinstance(decision, Wait):
+                    self._changed.wait(self._until(decision.until))
+                    continue
+            if not isinstance(decision, Propose):
+                return decision
+            self._propose(decision)
 
     def answer(self, generation: int, *, deadline: float, beyond: type[Order] | None = None) -> WriteCommitted | Leave:
         """What the coordinator says after this rank has saved. A lost line or the deadline ends the order without a checkpoint.

@@ -22,6 +22,7 @@ from torch_watchdog_agent.history import History
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.quarantine import Quarantine
 from torch_watchdog_agent.recorder import Recorder
+from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_proto.messages import Finished, Hold, Noticed, RankHello, RankMessage, Refused, Vetoed, Violation
@@ -68,7 +69,8 @@ class Rank:
         self.config, self.identity = config, identity
         self.say = Voice(f"rank {identity.rank}: ")
         self.loop = Loop()
-        self.gate = Gate(identity.rank)
+        register = DecisionRegister(os.environ, attempt=identity.attempt, world_size=identity.world_size, say=self.say)
+        self.gate = Gate(identity.rank, register.decide)
         self.subjects = Subjects()
         self.window = WindowState(self.subjects, say=self.say)
         self.line = self._connect()
@@ -81,6 +83,7 @@ class Rank:
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
         self.quarantine = Quarantine(Path(config.run_dir) / "quarantine.jsonl", given)
         self._contract_written = ""
+        self._gates_seen = self._trains_in_eval = False
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
@@ -136,7 +139,7 @@ class Rank:
 
     def finish(self) -> None:
         """At interpreter exit: no gate will follow."""
-        self.history.flush()
+        self.history.flush(ending=True)
         self.write_contract()
         self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
 
@@ -169,6 +172,11 @@ class Rank:
     def fetched(self, batch: object, *, indices: Any, worker: int | None) -> Checked | None:
         """A batch has left a DataLoader; the loop may get it later (a prefetching loader)."""
         return self.guard.fetched(batch, indices=indices, worker=worker) if self.guarding else None
+
+    def evaluating(self) -> bool:
+        """Whether all models are in evaluation mode, in a loop that does not train in that mode."""
+        models = self.subjects.models() if self._gates_seen else ()
+        return bool(models) and not self._trains_in_eval and not any(model.training for model in models)
 
     def handed(self, batch: object, checked: Checked | None, *, loader_ns: int, evaluation: bool) -> object:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
@@ -243,6 +251,8 @@ class Rank:
         if self.saver.busy:
             return None
         self.subjects.optimizer_seen(optimizer)
+        self._gates_seen = True
+        self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
         self.guard.step_ended()
         if self._clearance is not None and self.guarding:

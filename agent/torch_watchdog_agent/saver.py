@@ -34,7 +34,7 @@ class Saver:
 
     def _leave(self, commit: Commit) -> None:
         rank = self._rank
-        rank.history.flush()
+        rank.history.flush(ending=True)
         rank.write_contract()
         rank.tell(Left(rank=rank.identity.rank, generation=commit.generation, updates_applied=rank.loop.updates_applied))
         self._announce_leave()
@@ -54,7 +54,7 @@ class Saver:
     def _write(self, commit: Commit) -> Saved:
         from torch_watchdog_agent import checkpoint
         from torch_watchdog_agent.checkpoint.rng import RngState
-        from torch_watchdog_agent.hooks.loader import training_position
+        from torch_watchdog_agent.hooks.passes import training_position
 
         rank, who = self._rank, self._rank.identity
         try:
@@ -62,7 +62,9 @@ class Saver:
                 partial_directory(commit), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),
                 rng=RngState.capture(), rank=who.rank, world_size=who.world_size, say=rank.say, timeout_s=commit.grace_s,
             )  # fmt: skip
-        except Exception as error:  # noqa: BLE001  whatever a save meets must reach the coordinator, or the others wait for the whole grace time
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the coordinator
             return self._saved(commit, error=f"{type(error).__name__}: {error}"[:500])
         return self._saved(commit, finite=part.finite, files=part.files, format=part.format)
 

@@ -27,7 +27,7 @@ from torch_watchdog_proto.messages import (
     WriteCommitted,
 )
 from torch_watchdog_proto.stop.coordinator import Closed, Coordinator, Event, FromRank, RankGone, Refusal, StopRequested, Tell, Tick
-from torch_watchdog_proto.stop.participant import Act, GivenUp, Participant, Pass, Released, Skip, Wait
+from torch_watchdog_proto.stop.participant import Act, GivenUp, Participant, Pass, Propose, Released, Skip, Wait
 
 HOLD_TIMEOUT = 10.0
 VIOLATION = Violation(kind="batch.index_out_of_range", summary="bad", cause="c", fix="f", batch=BatchFact(key="x"))
@@ -60,6 +60,7 @@ class Plan:
     broken_saves: frozenset[int] = frozenset()
     policy: str = "stop"
     repeats: float = 0.1
+    daemon_dies_after: int | None = None  # events: from then on it hears nothing, and any part of what it had sent may be lost
 
 
 class World:
@@ -78,6 +79,8 @@ class World:
         self._last_arrival: dict[tuple[str, int], float] = {}
         self._stops = list(plan.stops)
         self.sealed: set[int] = set()
+        self.register: dict[int, Commit | None] = {}  # the decision register: written once
+        self.events, self.daemon_dead = 0, False
 
     # The network: each line keeps its order, lines are independent, a message may come twice.
 
@@ -97,6 +100,12 @@ class World:
     def coordinate(self, event: Event) -> bool:
         """Carries out the effects; True where a request was refused."""
         refused = False
+        self.events += not isinstance(event, Tick)
+        if self.plan.daemon_dies_after is not None and self.events > self.plan.daemon_dies_after and not self.daemon_dead:
+            self.daemon_dead = True
+            self.down = [message for message in self.down if self.random.random() < 0.5]
+        if self.daemon_dead:
+            return False
         for effect in self.coordinator.handle(event, now=self.now):
             if isinstance(effect, Tell):
                 if isinstance(effect.order, Commit) and effect.order not in self.commits:
@@ -141,6 +150,9 @@ class World:
             rank.end = "finished"
             self.tell(rank, Finished(rank=rank.number, passed=rank.half.passed))
 
+    def decide(self, rank: SimRank, propose: Propose) -> None:
+        rank.half.decided(propose.generation, self.register.setdefault(propose.generation, propose.commit))
+
     def request_stops(self, step: int) -> None:
         while self._stops and self._stops[0][0] <= step:
             leave = self._stops[0][1]
@@ -150,16 +162,23 @@ class World:
             self._stops.pop(0)
 
     def boundary(self, rank: SimRank) -> Iterator[None]:
-        act = rank.half.at_boundary()
-        if act is not None:
-            yield from self.act(rank, act.commit)
+        began = self.now
+        while isinstance(decision := rank.half.at_boundary(now=self.now), Wait | Propose):
+            if isinstance(decision, Propose):
+                self.decide(rank, decision)
+            yield
+        rank.longest_wait = max(rank.longest_wait, self.now - began)
+        if decision is not None:
+            yield from self.act(rank, decision.commit)
 
     def hold(self, rank: SimRank, step: int) -> Iterator[None]:
         self.tell(rank, Hold(rank=rank.number, step=step, micro_step=0, violation=VIOLATION, timeout_s=HOLD_TIMEOUT))
         began = self.now
         while True:
             decision = rank.half.at_hold(step, deadline=began + HOLD_TIMEOUT, now=self.now)
-            if not isinstance(decision, Wait):
+            if isinstance(decision, Propose):
+                self.decide(rank, decision)
+            elif not isinstance(decision, Wait):
                 break
             yield
         rank.longest_wait = max(rank.longest_wait, self.now - began)
@@ -172,7 +191,9 @@ class World:
         began = self.now
         while True:
             decision = rank.half.at_gate(step, now=self.now)
-            if not isinstance(decision, Wait):
+            if isinstance(decision, Propose):
+                self.decide(rank, decision)
+            elif not isinstance(decision, Wait):
                 break
             yield
         rank.longest_wait = max(rank.longest_wait, self.now - began)
@@ -227,7 +248,7 @@ class World:
             for number in self.random.sample(sorted(lives), len(lives)):
                 if self.random.random() < 0.7 and next(lives[number], "over") == "over":
                     del lives[number]
-            if not lives and not self.up and not self.down and self.coordinator.next_deadline() is None:
+            if not lives and not self.up and not self.down and (self.daemon_dead or self.coordinator.next_deadline() is None):
                 return self
             self.pass_time()
         raise AssertionError(
@@ -245,7 +266,10 @@ class World:
                 rank = self.ranks[number]
                 if rank.end is None:
                     for answer in rank.half.handle(order, now=self.now):
-                        self.tell(rank, answer)
+                        if isinstance(answer, Propose):
+                            self.decide(rank, answer)
+                        else:
+                            self.tell(rank, answer)
 
     def pass_time(self) -> None:
         self.now += self.random.choice((0.0, 0.01, 0.1, 0.5))

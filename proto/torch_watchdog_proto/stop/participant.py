@@ -3,6 +3,9 @@
 Owns the promises of one rank in one attempt; knows no socket, thread, clock or torch. The control thread calls `handle`, the training thread
 `at_gate`, `at_boundary` and `at_hold`, both under one lock of the caller, so that "what have you passed, and promise not to pass the next" is
 atomic. A repeated, late or unknown order changes nothing.
+
+Nobody acts on a Commit before it stands in the job's decision register: one write-once word per generation. `Propose` asks the caller to put a
+Commit, or (where the time is up) `None` for abandoned, into it, and to call `decided` with what stands there then.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import TypeAlias
 
 from torch_watchdog_proto.messages import Abandon, Ack, Commit, Leave, Order, Phase, Prepare, RankMessage, WriteCommitted
 
-__all__ = ["Act", "GivenUp", "Participant", "Pass", "Released", "Skip", "Wait"]
+__all__ = ["Act", "GivenUp", "Participant", "Pass", "Propose", "Released", "Skip", "Wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,14 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
+class Propose:
+    """Put this into the decision register (None: abandoned) unless something stands there; then call `decided` with what does."""
+
+    generation: int
+    commit: Commit | None
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """Go on with a sanitised copy of the held batch: every rank has promised to veto the step."""
 
@@ -53,8 +64,9 @@ class GivenUp:
     reason: str
 
 
-AtGate: TypeAlias = Pass | Skip | Wait | Act
-AtHold: TypeAlias = Released | Wait | GivenUp
+AtGate: TypeAlias = Pass | Skip | Wait | Act | Propose
+AtBoundary: TypeAlias = Act | Wait | Propose | None
+AtHold: TypeAlias = Released | Wait | GivenUp | Propose
 
 
 class Participant:
@@ -70,13 +82,16 @@ class Participant:
         self._deadline = 0.0
         self._limit = 0  # with a Prepare that names no veto: the highest gate that may be passed before the decision
         self._vetoes: dict[int, Commit] = {}  # committed ones: they hold whatever other orders come, until their gate
+        self._unsure = (
+            -1
+        )  # a veto that was promised and never decided: its update is left out, because being at its gate means that the holder went on
         self._given_up: dict[int, str] = {}  # step of a hold -> why
         self._answer: WriteCommitted | Leave | None = None
 
     # The control thread
 
-    def handle(self, order: Order, *, phase: Phase = "train", now: float) -> tuple[RankMessage, ...]:
-        """Takes one order; returns what to answer."""
+    def handle(self, order: Order, *, phase: Phase = "train", now: float) -> tuple[RankMessage | Propose, ...]:
+        """Takes one order; returns what to answer, or to propose."""
         if order.generation < self._generation:
             return ()
         match order:
@@ -99,13 +114,23 @@ class Participant:
             return ()  # given up meanwhile: a late repeat must not win a promise back
         return (Ack(rank=self.rank, generation=order.generation, passed=self.passed, phase=phase),)
 
-    def _on_commit(self, order: Commit) -> tuple[RankMessage, ...]:
+    def _on_commit(self, order: Commit) -> tuple[Propose, ...]:
         # Only an order that this rank has promised for: a Commit without its Prepare, or after its Abandon, is a stray.
         if self._prepared is not None and order.generation == self._generation and self._commit is None:
-            self._commit = order
-            if order.veto is not None:
-                self._vetoes[order.veto] = order
+            return (Propose(order.generation, order),)
         return ()
+
+    def decided(self, generation: int, commit: Commit | None) -> None:
+        """What stands in the decision register. `None`: abandoned, or the register cannot be reached: then this rank goes on."""
+        if generation != self._generation or self._prepared is None or self._commit is not None:
+            return
+        if commit is None:
+            self._unsure = self._prepared.veto if self._prepared.veto is not None else self._unsure
+            self._on_abandon(Abandon(generation=generation, reason="the order was not decided in time"))
+            return
+        self._commit = commit
+        if commit.veto is not None:
+            self._vetoes[commit.veto] = commit
 
     def _on_abandon(self, order: Abandon) -> None:
         if order.generation != self._generation or self._prepared is None:
@@ -141,32 +166,37 @@ class Participant:
         if step in self._vetoes:
             commit = self._vetoes[step]
             return Act(commit) if commit.save or commit.leave else Skip(commit.generation)
+        if step == self._unsure:
+            return Skip(self._generation)
         if self._prepared is None or step <= self.passed:
             return Pass()
         if self._prepared.veto is None:
             return self._judge_limit(step, now)
         if step != self._prepared.veto:
             return Pass()
-        # Being here proves that the holder was released, so the veto is decided; only what follows is not known yet.
-        return Wait(self._deadline) if now < self._deadline else Skip(self._generation)
+        return self._until_decided(now)
 
     def _judge_limit(self, step: int, now: float) -> AtGate:
         if self._commit is not None:
             stop_after = self._commit.stop_after
             return Act(self._commit) if stop_after is not None and step > stop_after else Pass()
-        if step <= self._limit:
-            return Pass()
-        if now < self._deadline:
-            return Wait(self._deadline)
-        self._forget()  # the daemon died between its two words: a healthy job goes on
-        return Pass()
+        return Pass() if step <= self._limit else self._until_decided(now)
 
-    def at_boundary(self) -> Act | None:
-        """Before a batch is fetched: the order to act on, where its last step has been passed."""
-        commit = self._commit
-        if commit is not None and commit.stop_after is not None and self.passed >= commit.stop_after:
-            return Act(commit)
-        return None
+    def _until_decided(self, now: float) -> Wait | Propose:
+        """The daemon may have died between its words: when the time is up, whatever stands in the register is obeyed, and a healthy job goes on."""
+        return Wait(self._deadline) if now < self._deadline else Propose(self._generation, None)
+
+    def at_boundary(self, *, now: float) -> AtBoundary:
+        """Before a batch is fetched: the order to act on, where its last step has been passed.
+
+        A rank waits here, not at the next gate, for a decision that its promise needs: the others may stop at this boundary.
+        """
+        if self._prepared is None or self._prepared.veto is not None:
+            return None
+        if self._commit is None:
+            return self._until_decided(now) if self.passed >= self._limit else None
+        stop_after = self._commit.stop_after
+        return Act(self._commit) if stop_after is not None and self.passed >= stop_after else None
 
     def at_hold(self, step: int, *, deadline: float, now: float) -> AtHold:
         """What a rank must do that holds a bad batch for `step`."""
@@ -174,9 +204,11 @@ class Participant:
             return Released()
         if step in self._given_up:
             return GivenUp(self._given_up[step] or "the order was given up")
-        if now >= deadline:
-            return GivenUp("no agreement of all ranks came in time")
-        return Wait(deadline)
+        if now < deadline:
+            return Wait(deadline)
+        if self._prepared is not None and self._prepared.veto == step:
+            return Propose(self._generation, None)
+        return GivenUp("no agreement of all ranks came in time")
 
     def answer(self, generation: int) -> WriteCommitted | Leave | None:
         """What the coordinator said last to a rank that is saving for this order; an order that is no more ends as one without a checkpoint."""
