@@ -121,6 +121,30 @@ def test_a_stop_that_somebody_asked_for_names_no_culprit_and_no_fix() -> None:
     ]
 
 
+def test_after_a_checkpoint_on_request_a_stop_on_request_tells_the_newer_checkpoint() -> None:
+    def order(kind: str, step: int, exit_code: int | None) -> dict[str, Any]:
+        checkpoint = INCIDENT["action"]["checkpoint"] | {"path": f"/home/a/r/checkpoints/step-{step}", "updates_applied": step}
+        action = {"policy": "stop", "prevented": False, "exit_code": exit_code, "checkpoint": checkpoint}
+        return {"kind": kind, "severity": "info", "time": f"2026-01-31T00:00:0{step}Z", "summary": kind, "action": action}
+
+    lines = summarise([order("order.checkpoint", 3, None), order("order.stop", 7, 0)], replace(END, exit_code=0))
+    assert lines[0] == "job train-1 stopped on request (exit code 0)"
+    assert "  saved  r/checkpoints/step-7 (7 updates, verified)" in lines
+    assert any(line.startswith("  resume") and "step-7" in line for line in lines)
+
+
+def test_the_incident_that_ended_the_job_is_told_before_a_graver_one_that_did_not() -> None:
+    skipped = INCIDENT | {"time": "2026-01-31T00:00:00Z", "action": INCIDENT["action"] | {"policy": "skip", "exit_code": None}}
+    stop = {
+        "kind": "order.stop",
+        "severity": "info",
+        "time": "2026-02-01T00:00:00Z",
+        "summary": "a clean stop",
+        "action": INCIDENT["action"] | {"exit_code": 0},
+    }
+    assert summarise([skipped, stop], replace(END, exit_code=0))[0] == "job train-1 stopped on request (exit code 0)"
+
+
 def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
     incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "summary": "rank 1 was killed by signal 9"}
     assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)

@@ -51,9 +51,13 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
 
 
 def first_to_tell(incidents: Sequence[Incident]) -> Incident | None:
-    """The first of the gravest: what began it, not what followed."""
-    ordered = sorted(incidents, key=lambda incident: (_SEVERITIES.index(incident.get("severity", "info")), incident.get("time", "")))
-    return ordered[0] if ordered else None
+    """What ended the job where we did; of several the first of the gravest: what began it, not what followed."""
+    return min(incidents, key=_telling_order, default=None)
+
+
+def _telling_order(incident: Incident) -> tuple[bool, int, str]:
+    ended_the_job = (incident.get("action") or {}).get("exit_code") is not None
+    return not ended_the_job, _SEVERITIES.index(incident.get("severity", "info")), incident.get("time", "")
 
 
 def _nobody_reported(end: JobEnd) -> list[str]:
