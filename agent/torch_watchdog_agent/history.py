@@ -37,7 +37,7 @@ class History:
 
     def __init__(self, recorder: Recorder | None, loop: Loop) -> None:
         self._recorder, self._loop = recorder, loop
-        self._pending: deque[_OpenMicroStep] = deque(maxlen=_MAX_PENDING_LOSSES)
+        self._pending: deque[_OpenMicroStep] = deque()
         self._last_gate_ns = time.monotonic_ns()
 
     def forget(self) -> None:
@@ -63,18 +63,29 @@ class History:
                     high=float(stat.high), negatives=stat.negatives, ignored=stat.ignored, finite=stat.finite, shape=tuple(stat.shape),
                 )
             )  # fmt: skip
+        if len(self._pending) == _MAX_PENDING_LOSSES:
+            oldest = self._pending.popleft()
+            oldest.loss = None  # nobody will wait for it
+            self._write(self._recorder, oldest, math.nan)
         self._pending.append(_OpenMicroStep(step, micro_step, time.time_ns(), loader_ns, evaluation))
 
     def loss_seen(self, loss: Any) -> None:
-        """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived."""
-        if self._pending and self._pending[-1].loss is None and loss.numel() == 1:
-            self._pending[-1].loss = _start_copy(loss.detach()) if loss.is_cuda else float(loss.detach())
+        """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived.
 
-    def flush(self) -> None:
-        """Writes the micro-steps whose loss has arrived, in order."""
+        A loop that takes all micro-batches of a step first runs their backwards in the same order.
+        """
+        for micro in self._pending:
+            if micro.loss is None and not micro.evaluation and self._loop.is_open(micro.step):
+                if loss.numel() == 1:
+                    micro.loss = _start_copy(loss.detach()) if loss.is_cuda else float(loss.detach())
+                return
+
+    def flush(self, *, ending: bool = False) -> None:
+        """Writes the micro-steps whose loss has arrived, or will not come any more, in order. `ending`: none will come for the open window."""
         while self._pending and self._recorder is not None:
-            loss = _arrived(self._pending[0].loss)
-            if loss is None:
+            first = self._pending[0]
+            loss = _arrived(first.loss)
+            if loss is None or (first.loss is None and not ending and not first.evaluation and self._loop.is_open(first.step)):
                 return
             self._write(self._recorder, self._pending.popleft(), loss)
 

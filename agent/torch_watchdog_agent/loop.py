@@ -21,6 +21,10 @@ class Loop:
         self._closed_once = False
         self._stepped: set[int] = set()  # optimizers that stepped in this window
 
+    def is_open(self, step: int) -> bool:
+        """Whether more may happen in this window."""
+        return self._open and step == self.step
+
     def handed_over(self) -> bool:
         """A batch is about to be used. True where it opens a new window."""
         self.batches_seen += 1

@@ -1,4 +1,7 @@
-"""accelerate's prepared loaders: the loader that the user's loop iterates is theirs; torch's inside it is one batch ahead."""
+"""accelerate: the loader that the user's loop iterates is theirs, torch's inside it is one batch ahead; and the loss before it is divided.
+
+A dispatcher's batches are parts of what rank 0 has put together: they are looked at when they are handed over, and their samples are not known.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,33 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from torch_watchdog_agent.hooks.loader import outer_iteration
+from torch_watchdog_agent.hooks import loss
+from torch_watchdog_agent.hooks.passes import outer_iteration
 
-__all__ = ["patch"]
+__all__ = ["patch", "patch_accelerator"]
 
 
 def patch(module: ModuleType) -> None:
-    for loader in (module.DataLoaderShard, module.DataLoaderDispatcher):
-        loader.__iter__ = _outermost(loader.__iter__)
+    for name, inside in (("DataLoaderShard", True), ("SkipDataLoader", True), ("DataLoaderDispatcher", False)):
+        loader = getattr(module, name)
+        loader.__iter__ = _outermost(loader.__iter__, inside=inside)
 
 
-def _outermost(theirs: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+def _outermost(theirs: Callable[[Any], Iterator[Any]], *, inside: bool) -> Callable[[Any], Iterator[Any]]:
     @functools.wraps(theirs)
     def iterate(self: Any) -> Iterator[Any]:
-        yield from outer_iteration(self, lambda: theirs(self))
+        yield from outer_iteration(self, lambda: theirs(self), inside=inside, skip=getattr(self, "skip_batches", 0))
 
     return iterate
+
+
+def patch_accelerator(module: ModuleType) -> None:
+    """`Accelerator.backward(loss)` divides by the accumulation steps: the loop's own loss is the one that is recorded."""
+    theirs = module.Accelerator.backward
+
+    @functools.wraps(theirs)
+    def backward(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        with loss.known(value):
+            return theirs(self, value, *args, **kwargs)
+
+    module.Accelerator.backward = backward

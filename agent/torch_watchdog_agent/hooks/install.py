@@ -46,4 +46,8 @@ HOOKS = {
     "torch.amp.grad_scaler": "scaler",
     "torch.nn.parallel.distributed": "distributed",
     "accelerate.data_loader": "accelerate",
+    "accelerate.accelerator": "accelerator",
+    "torchdata.stateful_dataloader.stateful_dataloader": "stateful",
+    "lightning.pytorch.loops.fetchers": "lightning",
+    "pytorch_lightning.loops.fetchers": "lightning",
 }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.scaler import unscaled
 
-__all__ = ["patch"]
+__all__ = ["known", "patch"]
+
+_known = False  # the loss of the backward under way was seen where it was still the loop's own
 
 
 def patch(module: ModuleType) -> None:
@@ -17,10 +21,23 @@ def patch(module: ModuleType) -> None:
 
     @functools.wraps(theirs)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        _seen(tensors)
+        if not _known:
+            _seen(tensors)
         return theirs(tensors, *args, **kwargs)
 
     module.backward = backward  # type: ignore[attr-defined]
+
+
+@contextmanager
+def known(loss: Any) -> Iterator[None]:
+    """A framework is about to scale `loss` and run backward from the result: this one counts."""
+    global _known
+    _seen(loss)
+    before, _known = _known, True
+    try:
+        yield
+    finally:
+        _known = before
 
 
 @guarded("loss")
@@ -29,5 +46,5 @@ def _seen(tensors: Any) -> None:
     if here is None:
         return
     loss = tensors if not isinstance(tensors, (list, tuple)) else tensors[0] if len(tensors) == 1 else None
-    if loss is not None:
+    if hasattr(loss, "numel"):
         here.history.loss_seen(unscaled(loss))

@@ -1,0 +1,33 @@
+"""Lightning (`lightning` and `pytorch_lightning`): its loops take batches from a fetcher, which may be some batches ahead."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from torch_watchdog_agent.hooks.passes import Pass, ask, asking, begin
+
+__all__ = ["patch"]
+
+_MARK = "_torch_watchdog_pass"
+BATCH = 0  # of (batch, its number, the number of its loader)
+
+
+def patch(module: ModuleType) -> None:
+    fetcher = module._PrefetchDataFetcher
+    iterate, following = fetcher.__iter__, fetcher.__next__
+
+    @functools.wraps(iterate)
+    def begin_pass(self: Any) -> Any:
+        one = begin(self)
+        with asking(one):
+            result = iterate(self)
+        self.__dict__[_MARK] = one
+        return result
+
+    @functools.wraps(following)
+    def next_batch(self: Any) -> Any:
+        return ask(self.__dict__.setdefault(_MARK, Pass()), lambda: following(self), part=BATCH)
+
+    fetcher.__iter__, fetcher.__next__ = begin_pass, next_batch

@@ -1,0 +1,322 @@
+"""One pass over a loader, whatever made the loader: a boundary before each batch, a look when it is made, a hand-over when the loop gets it.
+
+Owns where each loader stands (epoch, batches handed over, the random state its pass began with), for checkpoints and for resuming, and which batch that was
+looked at is the one that is handed over. The outermost loader counts: what happens inside it is only a fetch, and a loader inside a data set is nobody's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.indices import Source
+
+__all__ = [
+    "Pass",
+    "Track",
+    "ask",
+    "asking",
+    "begin",
+    "catch_up",
+    "deafly",
+    "fetch",
+    "here_now",
+    "outer_iteration",
+    "track_of",
+    "training_position",
+]
+
+MAX_FETCHED = 256  # batches that a loop may have asked for and not got yet
+_Batch = TypeVar("_Batch")
+
+
+@dataclass(slots=True)
+class Track:
+    """Where one loader stands. `epoch` counts its passes from 0."""
+
+    epoch: int = -1
+    batches: int = 0
+    rng_at_iter: Any = None
+    resume: LoaderPosition | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One iterator over a loader. `fetched`: looked at, not handed over yet. `one_by_one`: every hand-over so far had exactly one fetch before it."""
+
+    track: Track = field(default_factory=Track)
+    fetched: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_FETCHED))
+    one_by_one: bool = True
+
+
+class _Here(threading.local):
+    """What this thread is in the middle of. `receiver`: the outer pass that asks for a batch just now. `deaf`: what loaders do now concerns nobody.
+
+    `skipping`: what is fetched will be dropped, or looked at later.
+    """
+
+    receiver: Pass | None = None
+    deaf = False
+    skipping = False
+
+
+here_now = _Here()
+_tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()
+_training: Track | None = None  # of the loader that the last training batch came from
+
+
+def track_of(loader: Any) -> Track:
+    try:
+        return _tracks.setdefault(loader, Track())
+    except TypeError:  # a loader that cannot be a key has no position to come back to
+        return Track()
+
+
+def training_position() -> LoaderPosition:
+    """Where the training's loader stands, with the random state of this moment. Where no loader was seen: at the very start."""
+    from torch_watchdog_agent.checkpoint.rng import RngState
+
+    track = _training or Track(epoch=0)
+    return LoaderPosition(epoch=track.epoch, batches=track.batches, rng_at_iter=track.rng_at_iter, rng=RngState.capture())
+
+
+# Beginning a pass
+
+
+def begin(loader: Any) -> Pass:
+    """A new pass over `loader`: remembers the random state it starts from, or brings back the one of a checkpoint."""
+    track = _begun(loader)
+    if track is not None and track.resume is not None and track.resume.rng_at_iter is not None:
+        track.resume.rng_at_iter.restore()
+        track.rng_at_iter = track.resume.rng_at_iter
+    return Pass() if track is None else Pass(track=track)
+
+
+@guarded("loader")
+def _begun(loader: Any) -> Track | None:
+    from torch_watchdog_agent.checkpoint.rng import RngState
+
+    if rank() is None and loader not in _tracks:
+        return None  # a worker, a thread, or no watched launch: nobody will ask where this loader stands
+    track = track_of(loader)
+    track.epoch += 1
+    track.batches = 0
+    track.rng_at_iter = RngState.capture()
+    return track
+
+
+def catch_up(one: Pass, iterator: Any) -> None:
+    """Takes the batches that were consumed before the checkpoint, unseen, then brings back the random state of its boundary."""
+    track = one.track
+    resume, track.resume = track.resume, None
+    if resume is None or resume.rng_at_iter is None:  # no iterator had been made: the random state of the boundary is what it starts from
+        return
+    here_now.skipping = True
+    try:
+        with suppress(StopIteration):  # the data set is shorter than it was: the loop ends as an empty epoch
+            for _ in range(resume.batches):
+                next(iterator)
+                if one.fetched:
+                    one.fetched.popleft()
+    finally:
+        here_now.skipping = False
+    track.batches = resume.batches
+    resume.rng.restore()
+
+
+# Taking batches
+
+
+def fetch(one: Pass | None, make: Callable[[], _Batch], source: Callable[[], Source]) -> _Batch:
+    """torch's own loader makes a batch: for the outer loader that asks for it, else for the loop itself."""
+    receiver = here_now.receiver
+    if receiver is None:
+        before_fetch()
+    began_ns = time.monotonic_ns()
+    try:
+        batch = _made(make)
+    except Exception:
+        source()  # that batch will not come
+        raise
+    target = receiver or one or Pass()
+    _fetched(target, batch, source())
+    return batch if receiver is not None else _hand_over(target, batch, time.monotonic_ns() - began_ns)
+
+
+def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int = 0, part: int | None = None) -> _Batch:
+    """The loop asks an outer loader for a batch. `inside`: torch's loader in it may be listened to. `skip`: batches that it drops unseen at first.
+
+    `part`: the item of what it returns that is the batch.
+    """
+    before_fetch()
+    began_ns = time.monotonic_ns()
+    with asking(one, inside=inside):
+        batch = make()
+    for _ in range(min(skip, len(one.fetched))):
+        one.fetched.popleft()
+    took_ns = time.monotonic_ns() - began_ns
+    if part is None:
+        return _hand_over(one, batch, took_ns)
+    items: Any = batch
+    handed = _hand_over(one, items[part], took_ns)
+    return batch if handed is items[part] else type(items)((*items[:part], handed, *items[part + 1 :]))
+
+
+class asking:  # noqa: N801  read as a statement: `with asking(one):`
+    """What torch's loaders make in the body is fetched for `one`, or by nobody where `inside` is False."""
+
+    __slots__ = ("_before", "_inside", "_mode", "_one")
+
+    def __init__(self, one: Pass, *, inside: bool = True) -> None:
+        self._one, self._inside = one, inside
+
+    def __enter__(self) -> None:
+        self._before = here_now.receiver, here_now.deaf
+        here_now.receiver, here_now.deaf = self._one, not self._inside
+        self._mode = _without_modes()
+        if self._mode is not None:
+            self._mode.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        here_now.receiver, here_now.deaf = self._before
+        if self._mode is not None:
+            self._mode.__exit__(*raised)
+
+
+def outer_iteration(loader: Any, iterate: Callable[[], Iterator[Any]], *, inside: bool = True, skip: int = 0) -> Iterator[Any]:
+    """Iterates the loader that the user's loop sees; torch's loader inside only fetches."""
+    if here_now.receiver is not None or here_now.deaf:
+        yield from iterate()
+        return
+    one = begin(loader)
+    with asking(one, inside=inside):
+        inner = iter(iterate())
+    with asking(one, inside=inside):
+        catch_up(one, inner)
+    try:
+        while True:
+            try:
+                batch = ask(one, lambda: next(inner), inside=inside, skip=skip)
+            except StopIteration:
+                return
+            skip = 0
+            yield batch
+    finally:
+        close = getattr(inner, "close", None)
+        if close is not None:
+            close()
+
+
+@contextmanager
+def deafly() -> Iterator[None]:
+    """Nothing that loaders do in the body concerns anybody."""
+    before, here_now.deaf = here_now.deaf, True
+    try:
+        yield
+    finally:
+        here_now.deaf = before
+
+
+def _made(make: Callable[[], _Batch]) -> _Batch:
+    """A loader inside the data set is not listened to, and collation must not land on the tape of a traced step."""
+    mode = _without_modes()
+    here_now.deaf = True
+    try:
+        if mode is None:
+            return make()
+        with mode:
+            return make()
+    finally:
+        here_now.deaf = False
+
+
+@guarded("loader")
+def _without_modes() -> AbstractContextManager[object] | None:
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    here = rank()
+    return _disable_current_modes() if here is not None and here.guard.tracing else None  # only ours is there then
+
+
+@guarded("boundary")
+def before_fetch() -> None:
+    here = rank()
+    if here is not None:
+        here.before_fetch()
+
+
+@guarded("loader")
+def _fetched(one: Pass, batch: Any, source: Source) -> None:
+    here = rank()
+    if here is None:
+        return
+    checked = None if here_now.skipping else here.fetched(batch, indices=source.indices, worker=source.worker)
+    one.fetched.append((batch, source, checked))
+
+
+# Handing over
+
+
+def _hand_over(one: Pass, batch: _Batch, loader_ns: int) -> _Batch:
+    replaced = _handed(one, batch, loader_ns)
+    return batch if replaced is None else replaced[0]
+
+
+@guarded("hand-over")
+def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
+    global _training
+    import torch
+
+    here = rank()
+    if here is None:
+        return None
+    one.track.batches += 1
+    evaluation = not torch.is_grad_enabled() or here.evaluating()
+    if not evaluation:
+        _training = one.track
+    return (here.handed(batch, _checked(here, one, batch), loader_ns=loader_ns, evaluation=evaluation),)
+
+
+def _checked(here: Any, one: Pass, batch: Any) -> Any:
+    """What was found when this batch was made; else it is looked at now, because the loader changed it or made it by itself."""
+    source, checked = _found(one, batch)
+    return here.fetched(batch, indices=source.indices, worker=source.worker) if checked is None else checked
+
+
+def _found(one: Pass, batch: Any) -> tuple[Source, Any]:
+    """Batches that a loader dropped in between are forgotten. Samples are told only where the batch is surely the one that was fetched."""
+    fetched = one.fetched
+    for place, (made, source, checked) in enumerate(fetched):
+        if made is batch or _is_same(batch, made, checked, moved=place == 0):
+            one.one_by_one &= place == 0 and len(fetched) == 1
+            for _ in range(place + 1):
+                fetched.popleft()
+            return source, checked
+    certain = one.one_by_one and len(fetched) == 1
+    source = fetched[0][1] if certain else Source()
+    one.one_by_one &= certain
+    fetched.clear()
+    return source, None
+
+
+def _is_same(batch: Any, made: Any, checked: Any, *, moved: bool) -> bool:
+    """Whether the batch holds exactly the tensors of the one that was made; `moved`: or what may be their copies on another device."""
+    from torch_watchdog_agent.contract.flatten import leaves_of
+
+    own, leaves = leaves_of(batch), leaves_of(made) if checked is None else checked.leaves
+    if not leaves or own.keys() != leaves.keys():
+        return False
+    if any(own[key] is tensor for key, tensor in leaves.items()):
+        return True
+    return moved and all(
+        own[key].device != tensor.device and own[key].shape == tensor.shape and own[key].dtype == tensor.dtype
+        for key, tensor in leaves.items()
+    )
