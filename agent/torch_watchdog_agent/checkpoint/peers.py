@@ -1,12 +1,14 @@
 """The ranks that write or read one checkpoint together, on a gloo group of our own.
 
-Owns making and closing that group, and the rule that a stage that failed on one rank fails on all: nobody is left waiting in a collective
+Owns making that group, and the rule that a stage that failed on one rank fails on all: nobody is left waiting in a collective
 for a rank that has given up. A group of our own, because the user's may be in use by a checkpoint of theirs, and gloo, because a
 checkpoint must not depend on the fabric that may have just failed.
 """
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -68,8 +70,25 @@ def peers_of(rank: int, world_size: int, *, timeout_s: float) -> Iterator[Peers]
             )
         yield Peers(None, rank=rank, index=0, count=1)
         return
-    group = dist.new_group(ranks=list(range(world_size)), backend="gloo", timeout=timedelta(seconds=timeout_s))
+    group = _group_of(world_size, timeout_s)
     try:
         yield Peers(group, rank=rank, index=rank, count=world_size)
-    finally:
-        dist.destroy_process_group(group)
+    except BaseException:
+        _groups.clear()  # it may be out of step with the other ranks: the next checkpoint makes a new one
+        raise
+
+
+# The groups made so far, by (world group, timeout). Never destroyed: gloo's destructor joins its thread while it holds the GIL, and that thread
+# may need the GIL to let go of its last work. So one group serves all checkpoints, and a reference that nobody returns outlives the interpreter.
+_groups: dict[tuple[int, float], tuple[weakref.ref[Any], Any]] = {}
+
+
+def _group_of(world_size: int, timeout_s: float) -> Any:
+    world = dist.group.WORLD
+    known = _groups.get((id(world), timeout_s))
+    if known is not None and known[0]() is world:
+        return known[1]
+    group = dist.new_group(ranks=list(range(world_size)), backend="gloo", timeout=timedelta(seconds=timeout_s))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    _groups[id(world), timeout_s] = (weakref.ref(world), group)
+    return group

@@ -51,7 +51,7 @@ def train(folder: Path, *args: str, world: int = 1) -> Run:
 def finished(folder: Path, *args: str, world: int = 1) -> tuple[dict[str, Any], ...]:
     """Like `train`, for runs that must end well: the results."""
     run = train(folder, *args, world=world)
-    assert run.codes == (0,) * world, "\n".join(run.errors)
+    assert run.codes == (0,) * world, f"exit codes {run.codes}\n" + "\n".join(run.errors)
     return tuple(result for result in run.results if result is not None)
 
 
@@ -73,6 +73,7 @@ def _rank(rank: int, world: int, out: str, args: tuple[str, ...]) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
+    os._exit(0)  # not by the interpreter's teardown: see the script's _alive
 
 
 def _result(path: Path) -> dict[str, Any] | None:
