@@ -17,8 +17,9 @@ from torch_watchdog_agent.contract.replay import Resolve, replayed
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Reading, Shapes, Size, readings_say
 from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 
-__all__ = ["is_of_the_forward", "suspected"]
+__all__ = ["is_of_the_forward", "probability_violation", "suspected"]
 
 _ELSEWHERE = ("/torch/autograd/", "/torch/distributed/", "/torch/_tensor.py")
 
@@ -73,3 +74,44 @@ def _strangeness(reading: Reading) -> int:
     if reading[0] in ("size", "input"):
         return 0 if reading[3] == 0 else 3
     return {"constant": 1, "product": 2, "input product": 2}.get(reading[0], 4)
+
+
+# Without a doubted batch
+
+
+def probability_violation(error: BaseException) -> Violation | None:
+    """A loss or sampler that takes probabilities and was given something else: the frame that raised still holds its input."""
+    text = str(error)
+    if "all elements of input should be between 0 and 1" not in text:
+        return None
+    found, caller = _input_of("binary_cross_entropy", error.__traceback__)
+    if not isinstance(found, torch.Tensor) or found.device.type != "cpu":
+        return None
+    low, high = (float(value) for value in torch.aminmax(found.detach().float()))
+    return Violation(
+        kind="probability.out_of_range",
+        summary=f"binary_cross_entropy takes probabilities and was given values from {low:.4g} to {high:.4g}",
+        cause="The values are finite and outside of 0..1: they are logits, the sigmoid is missing. The batch is not to blame.",
+        fix="Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), or apply a sigmoid first.",
+        batch=BatchFact(
+            key="(made by the model)",
+            value=low if low < 0 else high,
+            shape=tuple(found.shape),
+            dtype=str(found.dtype).removeprefix("torch."),
+        ),
+        bound=BoundFact(low=0, high=1, op="binary_cross_entropy", source=caller),
+        repairable=False,
+    )
+
+
+def _input_of(function: str, traceback: TracebackType | None) -> tuple[object, str | None]:
+    """The `input` that a function of this name was called with, and the line outside of torch that led to it."""
+    caller: str | None = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_name == function:
+            return traceback.tb_frame.f_locals.get("input"), caller
+        if "/torch/" not in code.co_filename:
+            caller = f"{code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return None, caller

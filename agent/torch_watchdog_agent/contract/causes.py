@@ -2,66 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-from torch_watchdog_agent.contract.rules import Rule
-from torch_watchdog_proto.messages import BatchFact, BoundFact
+from torch_watchdog_agent.contract.facts import Facts, needed_dtype, range_words, summary
 
-__all__ = ["Explanation", "Facts", "explained"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All that is known about one violation."""
-
-    kind: str
-    fact: BatchFact
-    bound: BoundFact | None
-    leaves: Mapping[str, torch.Tensor]
-    rule: Rule | None
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        return self.leaves[self.fact.key]
-
-    @property
-    def value(self) -> Any:
-        return self.fact.value
-
-    @property
-    def name(self) -> str:
-        """The last word of the path."""
-        return self.fact.key.rpartition(".")[2].lower()
-
-    @property
-    def op(self) -> str:
-        return self.bound.op if self.bound is not None else ""
-
-    @property
-    def module(self) -> str:
-        return (self.bound.module or "") if self.bound is not None else ""
-
-    @property
-    def rows(self) -> int:
-        """The length of the table."""
-        return int(self.bound.high) + 1 if self.bound is not None and isinstance(self.bound.high, int) else 0
-
-    @property
-    def cell(self) -> str:
-        return self.fact.key + (str(list(self.fact.element)) if self.fact.element else "")
-
-    @property
-    def needed(self) -> int:
-        """Rows that would hold the largest value in the tensor."""
-        return int(self.tensor.max()) + 1
-
-    def bad_cells(self) -> torch.Tensor:
-        """Cells of the tensor that hold the offending value."""
-        return self.tensor == self.value
+__all__ = ["Explanation", "explained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +30,8 @@ def explained(facts: Facts) -> Explanation:
     for recogniser in _RECOGNISERS:
         found = recogniser(facts)
         if found is not None:
-            return Explanation(_summary(facts), *found)
+            return Explanation(summary(facts), *found)
     raise AssertionError("the last recogniser takes everything")
-
-
-def _summary(facts: Facts) -> str:
-    where = f"{facts.op}{f' ({facts.module})' if facts.module else ''}"
-    fact, bound = facts.fact, facts.bound
-    more = f" ({fact.count} cells)" if fact.count and fact.count > 1 else ""
-    if facts.kind == "batch.not_finite":
-        return f"{facts.cell} is {fact.value}{more}: not finite before the model has touched it"
-    if facts.kind == "batch.dtype":
-        return f"{fact.key} has dtype {fact.dtype}; {where} needs {_needed_dtype(facts)}"
-    if facts.kind == "batch.device":
-        return f"{fact.key} is on device {fact.device}; {where or 'the training'} had it on {_usual(facts)}"
-    if facts.kind == "batch.size_outlier":
-        return f"{fact.key} {list(fact.shape)} has {facts.tensor.numel()} elements, the largest batch so far had {bound.high if bound else '?'}"
-    if facts.kind == "batch.empty":
-        return f"{facts.cell}: nothing is left for {where}"
-    if fact.derived is not None and bound is not None:
-        allowed = f", allowed {_range(bound)}" if bound.low is not None or bound.high is not None else ""
-        return f"{facts.cell} gives {fact.derived.expression} = {fact.derived.value}{more}{allowed} in {where}"
-    return f"{facts.cell} = {fact.value}{more}, allowed {_range(bound)} in {where}" if bound is not None else facts.cell
-
-
-def _range(bound: BoundFact) -> str:
-    ignored = "".join(f" or {value}" for value in bound.ignored)
-    return f"{bound.low}..{'' if bound.high is None else bound.high}{ignored}"
-
-
-def _usual(facts: Facts) -> str:
-    return facts.bound.learned_from.removeprefix("always ").removesuffix(" so far") if facts.bound is not None else "another one"
-
-
-def _needed_dtype(facts: Facts) -> str:
-    return "a floating-point dtype" if "binary_cross_entropy" in facts.op or "bce" in facts.op else _usual(facts)
 
 
 # Recognisers
@@ -140,7 +56,7 @@ def _dtype(facts: Facts) -> tuple[str, str] | None:
     if facts.kind != "batch.dtype":
         return None
     return (
-        f"{facts.fact.key} came as {facts.fact.dtype}; the loss takes {_needed_dtype(facts)}. The values may be fine: only the dtype is wrong.",
+        f"{facts.fact.key} came as {facts.fact.dtype}; the loss takes {needed_dtype(facts)}. The values may be fine: only the dtype is wrong.",
         f"Cast {facts.fact.key} in the collator, for example .float() for a float target.",
     )
 
@@ -436,7 +352,7 @@ def _looks_like_tokens(facts: Facts) -> bool:
 def _plain(facts: Facts) -> tuple[str, str]:
     value = facts.fact.derived.value if facts.fact.derived is not None else facts.value
     return (
-        f"{facts.op} takes values {_range(facts.bound) if facts.bound is not None else 'in a range'} and gets {value} from {facts.fact.key}.",
+        f"{facts.op} takes values {range_words(facts.bound) if facts.bound is not None else 'in a range'} and gets {value} from {facts.fact.key}.",
         f"Correct {facts.fact.key} where it is made, or give {facts.module or facts.op} a larger table.",
     )
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from torch_watchdog_agent.contract.bounds import BIG, Range
-from torch_watchdog_agent.contract.causes import Facts, explained
+from torch_watchdog_agent.contract.causes import explained
+from torch_watchdog_agent.contract.facts import Facts
 from torch_watchdog_agent.contract.findings import Oddity
 from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.kinds import ctc_frames_needed
@@ -22,7 +23,7 @@ from torch_watchdog_agent.contract.replay import Resolve
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Size
 from torch_watchdog_agent.contract.where import Origin, flat_to_element, lengths_of, value_at
-from torch_watchdog_agent.contract.words import expression
+from torch_watchdog_agent.contract.words import beside_the_point, expression
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Derived, Number, Violation
 
 __all__ = ["device_violation", "odd_violation", "plain_violation", "violation_of"]
@@ -178,7 +179,7 @@ def _sized_by(rule: Rule, origin: Origin) -> tuple[str, int]:
     sizes += [rule.rows] if isinstance(rule.rows, Size) and not sizes else []
     order = {key: place for place, key in enumerate(origin.leaves)}
     readings = [reading for size in sizes for reading in size.readings if reading[0] == "size" and reading[1] in order]
-    plainest = sorted(readings, key=lambda one: (abs(one[3]), _rank(rule, one), order[one[1]], one[2]))
+    plainest = sorted(readings, key=lambda one: (abs(one[3]), _rank(rule, one), beside_the_point(one[1]), order[one[1]], one[2]))
     if plainest:
         return plainest[0][1], plainest[0][2]
     return next(iter(origin.leaves)), 0

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_watchdog_agent.contract.aftermath import probability_violation
 from torch_watchdog_agent.contract.check import Extremes, TensorStat, extremes
 from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
@@ -65,6 +66,7 @@ class Guard:
         self._plans: dict[Signature, tuple[int, Plan]] = {}
         self._batches = 0
         self._off = False
+        self._told_of_devices = False
 
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         """Check a batch that has just left a DataLoader. Never changes it."""
@@ -85,8 +87,8 @@ class Guard:
         return self._tracer.tracing
 
     def diagnose(self, error: BaseException) -> Violation | None:
-        """The batch behind an exception that ends the training, where it was raised in a traced step over a batch that a rule had doubted."""
-        return self._guarded(lambda: self._diagnose(error), None) if self._tracer.tracing else None
+        """What is behind an exception that ends the training: a batch that a rule had doubted, or logits taken for probabilities."""
+        return self._guarded(lambda: self._diagnose(error), None)
 
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
@@ -128,12 +130,19 @@ class Guard:
 
     def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         leaves, scalars = taken_apart(batch)
+        self._tell_of_devices(leaves)
         signature = signature_of(leaves, self._names.training(), self._scalars.telling(scalars) if scalars else ())
         with without_modes():
             checked, seen, news = self._judged(self._batches, leaves, signature, Origin(leaves=leaves, indices=indices, worker=worker))
         if checked.violation is None:
             self._seen.took(news, leaves, seen)
         return checked
+
+    def _tell_of_devices(self, leaves: Mapping[str, torch.Tensor]) -> None:
+        """Values on a device are not read here: that would wait for it. Say once that only traced steps cover them."""
+        if not self._told_of_devices and any(tensor.is_cuda for tensor in leaves.values()):
+            self._told_of_devices = True
+            self._say("the loader's batches are on a GPU already: their values are checked in traced steps only, let it return CPU tensors")
 
     def _judged(
         self, number: int, leaves: Mapping[str, torch.Tensor], signature: Signature, origin: Origin
@@ -199,7 +208,7 @@ class Guard:
 
     def _diagnose(self, error: BaseException) -> Violation | None:
         with without_modes():
-            return self._tracer.diagnosed(error)
+            return self._tracer.diagnosed(error) or probability_violation(error)
 
     def _repair(self, batch: object, checked: Checked) -> object | None:
         with without_modes():

@@ -21,6 +21,7 @@ from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import Site, Tape, sampled
 
+READ_OFF_DATA = "its limit may depend on data"
 MAX_VARIANTS = 3
 MAX_RULES = 4096
 __all__ = ["Contract", "Lesson", "rule_of"]
@@ -183,7 +184,7 @@ def rule_of(tape: Tape, site: Site, recipe: Recipe, lesson: Lesson, *, order: in
 
 def _first_doubt(tape: Tape, site: Site, recipe: Recipe) -> str | None:
     if site.live is None and not site.settled:
-        return "its limit may depend on data"
+        return READ_OFF_DATA
     mine: set[LeafRef] = {(batch, key) for batch in recipe.batches for key in recipe.leaves.values()}
     if any(read.leaves & mine and read.call != site.place.call for read in tape.reads if read.position <= site.position):
         return "the program looks at the data first"
@@ -239,6 +240,9 @@ def _narrow(known: Rule, rule: Rule) -> None:
     if isinstance(known.rows, Size) and isinstance(rule.rows, Size):
         known.rows = merged(known.rows, rule.rows)
     known.opaque = known.opaque or rule.opaque or agreed(known.recipe, rule.recipe)
-    known.doubt = known.doubt or rule.doubt
+    if READ_OFF_DATA in (known.doubt, rule.doubt) and None in (known.doubt, rule.doubt):
+        known.doubt = None  # in one of the traces the number that was read was another one, and the limit the same
+    else:
+        known.doubt = known.doubt or rule.doubt
     known.live = rule.live
     known.place = replace(rule.place)

@@ -7,6 +7,7 @@ from typing import Any
 from torch_watchdog_agent.contract.bounds import BIG
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.sizes import Size
 from torch_watchdog_agent.contract.words import expression, size_words
 
 __all__ = ["as_table"]
@@ -41,6 +42,10 @@ def _row(rule: Rule) -> dict[str, Any]:
 
 
 def _bound(rule: Rule, rows: Any) -> dict[str, Any]:
+    if rule.kind not in ("range", "ctc", "spread"):
+        return {"low": None, "high": None, "ignored": [] if rule.ignored is None else [rule.ignored]}
+    if isinstance(rows, Size) and size_words(rows).isdecimal():
+        rows = int(size_words(rows))
     high = None if isinstance(rows, int) and rows >= BIG else rows - 1 if isinstance(rows, int) else f"{size_words(rows)} - 1"
     low: Any = rule.low
     if rule.wraps:

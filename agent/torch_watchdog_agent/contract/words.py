@@ -9,7 +9,7 @@ from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import Recipe, Step
 from torch_watchdog_agent.contract.sizes import Size
 
-__all__ = ["expression", "size_words"]
+__all__ = ["beside_the_point", "expression", "size_words"]
 
 _INFIX = {
     "add": "+",
@@ -49,6 +49,8 @@ def expression(recipe: Recipe, output: int = 0) -> str:
     makers = {number: step for step in recipe.steps for number in step.outputs if number is not None and not step.writes}
     names: Mapping[int, str] = recipe.leaves
     text = _words(recipe.outputs[output], makers, names, recipe)
+    if recipe.writes:
+        text += f" (after {', '.join(dict.fromkeys(step.name for step in recipe.steps if step.writes))})"
     return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 3] + "..."
 
 
@@ -74,6 +76,8 @@ def _step_words(step: Step, args: list[str]) -> str:
     name = step.name.rstrip("_")
     if name in _SILENT and args:
         return args[0]
+    if name in ("add", "sub") and args[1:] == ["0"]:
+        return args[0]
     if name in _INFIX and len(args) >= 2:
         return f"{_wrapped(args[0])} {_INFIX[name]} {_wrapped(args[1])}"
     if name == "slice" and len(args) >= 4:
@@ -94,7 +98,13 @@ def _range_words(args: list[str]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return f"({text})" if " " in text and not text.endswith(")") else text
+    """In parentheses where an operator stands outside of brackets."""
+    depth = 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == " " and depth == 0:
+            return f"({text})"
+    return text
 
 
 def size_words(size: Size) -> str:
@@ -113,7 +123,12 @@ def size_words(size: Size) -> str:
             return "n"
 
 
-def _plainness(reading: tuple[Any, ...]) -> tuple[int, str]:
+def _plainness(reading: tuple[Any, ...]) -> tuple[int, bool, str]:
     if reading[0] == "size" and reading[3] == 0:
-        return 1, ""
-    return {"constant": 0, "size": 2, "times": 3}.get(reading[0], 4), str(reading)
+        return 1, beside_the_point(reading[1]), str(reading)
+    return {"constant": 0, "size": 2, "times": 3}.get(reading[0], 4), False, str(reading)
+
+
+def beside_the_point(key: str) -> bool:
+    """Masks and labels have the shape of the inputs, and are seldom what a length is read from."""
+    return "mask" in key or "label" in key

@@ -119,7 +119,8 @@ def expected_of(case: str) -> dict[str, Any]:
 def run_case(case: str) -> Outcome:
     """One case to its end, or to the batch that is held or refused."""
     expected, outcome = expected_of(case), Outcome()
-    rank = expected["expect"].get("rank", 0)
+    ranks = expected["expect"].get("rank", 0)
+    rank = ranks if isinstance(ranks, int) else ranks[-1]
     loop = Loop(torch.nn.Identity(), lambda model, batch: None)
     outcome.said = loop.said
     step, before = AdamW.step, sys.modules.get("_common")
@@ -128,7 +129,7 @@ def run_case(case: str) -> Outcome:
         loop.guard.step_ended()
         return step(self, *args, **kwargs)
 
-    sys.modules["_common"] = _common(rank if isinstance(rank, int) else 0, expected["launch"]["nproc"], outcome, loop)
+    sys.modules["_common"] = _common(rank, expected["launch"]["nproc"], outcome, loop)
     AdamW.step = gated
     try:
         runpy.run_path(str(CASES / case / "train.py"), run_name="__main__")
@@ -156,7 +157,7 @@ def scored(case: str, violation: Violation) -> Any:
     expect = expected["expect"]
     step = expect.get("step")
     incident = {
-        **facts, "origin": {"rank": expect.get("rank")}, "step": step[0] if isinstance(step, list) else step,
+        **facts, "origin": {"rank": rank if isinstance(rank := expect.get("rank"), int) else rank[-1]}, "step": step[0] if isinstance(step, list) else step,
         "action": {"prevented": expect.get("prevented", True)},
     }  # fmt: skip
     return run_cases.score(expected, run_cases.Run(65, 0, 1.0, [incident]))
