@@ -15,19 +15,21 @@ from torch_watchdog_agent.say import Voice
 
 __all__ = ["activate", "is_rank"]
 
+_BY_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
 
 def activate() -> None:
     """Called once by the shim."""
     say = Voice()
     try:
         config = AgentConfig.from_env(os.environ)
-        if config is not None and is_rank(config, os.environ, pid=os.getpid()):
+        if config is not None and is_rank(config, os.environ, pid=os.getpid(), parent_pid=os.getppid()):
             _become_rank(config, say)
     except Exception as error:  # noqa: BLE001  whatever it is: the training must not notice
         say(f"the agent could not start ({type(error).__name__}: {error}); this process runs without it")
 
 
-def is_rank(config: AgentConfig, environment: Mapping[str, str], *, pid: int) -> bool:
+def is_rank(config: AgentConfig, environment: Mapping[str, str], *, pid: int, parent_pid: int) -> bool:
     """True where a launcher made this process a rank, or where the one process of a plain command may become one.
 
     Children of a rank (loader workers, helper scripts) inherit RANK: the mark that the rank set tells them apart.
@@ -35,7 +37,11 @@ def is_rank(config: AgentConfig, environment: Mapping[str, str], *, pid: int) ->
     marked = environment.get(PID_MARK)
     if marked is not None and marked != str(pid):
         return False
-    return "RANK" in environment or config.solo
+    if "RANK" in environment:
+        return True
+    if config.by_accelerate and (parent_pid == config.launcher_pid or any(name in environment for name in _BY_MPI)):
+        return False  # accelerate itself; or one of many, whose numbers are told to their script only
+    return config.solo
 
 
 def _become_rank(config: AgentConfig, say: Voice) -> None:

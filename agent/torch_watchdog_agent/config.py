@@ -21,7 +21,8 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The launcher's word to its ranks. `solo`: the command is one process without RANK. `resume`: the checkpoint that `restore()` takes by default.
+    """The launcher's word to its ranks. `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is
+    not it. `resume`: the checkpoint that `restore()` takes by default.
 
     `quarantine`: a file of samples to leave out, from an earlier run.
     """
@@ -38,6 +39,7 @@ class AgentConfig:
     grace_s: float = 300.0
     keeper: bool = True
     solo: bool = False
+    by_accelerate: bool = False
     resume: str | None = None
     quarantine: str | None = None
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_watchdog.launch.plan import (
+    is_by_accelerate,
     is_job_name,
     is_solo,
     job_name,
@@ -96,10 +97,12 @@ def test_one_python_process_is_a_rank_by_itself(line: str) -> None:
     [
         "torchrun train.py",
         "/opt/bin/torchrun train.py",
-        "accelerate launch train.py",
+        "accelerate test",
+        "accelerate launch --mpirun_hostfile hosts train.py",
+        "srun accelerate launch train.py",
+        "deepspeed train.py",
         "python -m torch.distributed.run train.py",
         "python /opt/bin/torchrun train.py",
-        "python -u -m accelerate.commands.launch train.py",
         "srun python train.py",
         "bash run.sh",
         "python",
@@ -107,6 +110,30 @@ def test_one_python_process_is_a_rank_by_itself(line: str) -> None:
 )
 def test_a_launcher_or_an_unknown_program_is_no_rank(line: str) -> None:
     assert not is_solo(line.split(), {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "accelerate launch --num_processes 1 train.py",
+        "/opt/bin/accelerate launch train.py",
+        "accelerate-launch train.py",
+        "uv run accelerate launch train.py",
+        "python -u -m accelerate.commands.launch train.py",
+        "python -m accelerate.commands.accelerate_cli launch train.py",
+        "python /opt/bin/accelerate launch train.py",
+    ],
+)
+def test_below_accelerate_a_process_without_rank_may_be_the_one_rank_but_not_accelerate_itself(line: str) -> None:
+    assert is_solo(line.split(), {}) and is_by_accelerate(line.split())
+    assert not is_solo(line.split(), {"RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    "line", ["python train.py", "torchrun train.py", "accelerate test", "srun accelerate launch train.py", "bash run.sh"]
+)
+def test_other_commands_are_not_accelerates(line: str) -> None:
+    assert not is_by_accelerate(line.split())
 
 
 def test_where_rank_is_set_somebody_else_started_the_ranks() -> None:
@@ -127,7 +154,7 @@ def test_the_resume_command_keeps_the_given_options_and_the_command() -> None:
         ("accelerate launch --num_machines 1 train.py", {}),
         ("deepspeed --num_gpus 8 train.py", {}),
         ("python train.py", {"WORLD_SIZE": "1", "RANK": "0"}),
-        ("python train.py", {"SLURM_NNODES": "4"}),
+        ("python train.py", {"SLURM_NNODES": "4", "SLURM_STEP_NUM_TASKS": "1"}),
     ],
 )
 def test_a_launch_on_one_node_holds_every_rank(line: str, environment: dict[str, str]) -> None:
@@ -145,6 +172,8 @@ def test_a_launch_on_one_node_holds_every_rank(line: str, environment: dict[str,
         ("mpirun -n 8 python train.py", {}),
         ("deepspeed --hostfile hosts train.py", {}),
         ("python train.py", {"RANK": "3", "WORLD_SIZE": "8"}),
+        ("python train.py", {"SLURM_STEP_NUM_TASKS": "8"}),
+        ("python train.py", {"OMPI_COMM_WORLD_SIZE": "8"}),
     ],
 )
 def test_a_launch_that_holds_only_some_ranks_must_not_stop_them(line: str, environment: dict[str, str]) -> None:
@@ -158,6 +187,7 @@ def test_a_launch_that_holds_only_some_ranks_must_not_stop_them(line: str, envir
         ("torchrun --nproc_per_node=4 train.py", 4),
         ("torchrun --nproc-per-node gpu train.py", None),
         ("accelerate launch --num_processes 2 train.py", 2),
+        ("accelerate launch train.py", None),
         ("python train.py", 1),
         ("bash run.sh", None),
     ],

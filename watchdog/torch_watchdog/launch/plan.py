@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import PurePath
+from typing import Literal, TypeAlias
 
 __all__ = [
     "LaunchPlan",
+    "is_by_accelerate",
     "is_job_name",
     "is_solo",
     "job_name",
@@ -31,17 +33,23 @@ AGENT_VARIABLE = "TORCH_WATCHDOG_AGENT"
 LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "torchx", "ray", "composer", "colossalai"}
 )
+ACCELERATE_LAUNCH = frozenset(
+    {"accelerate-launch", "accelerate.commands.launch"}
+)  # by themselves; others with the word `launch` after them
+ACCELERATE = frozenset({"accelerate", "accelerate.commands.accelerate_cli"})
+Starter: TypeAlias = Literal["itself", "accelerate", "another"]
 LAUNCHER_MODULES = frozenset(
     {
         "torch.distributed.run",
         "torch.distributed.launch",
         "torch.distributed.launcher",
-        "accelerate.commands.launch",
-        "accelerate.commands.accelerate_cli",
+        *ACCELERATE_LAUNCH,
+        *ACCELERATE,
         "deepspeed.launcher.runner",
         "deepspeed.launcher.launch",
     }
 )
+_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # how many of us srun and mpirun have started
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
@@ -78,31 +86,47 @@ def _script_name(command: Sequence[str]) -> str:
 
 
 def is_solo(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the command is one Python process that trains by itself (`python train.py`), so that it counts as rank 0 without RANK."""
-    if "RANK" in environment:
-        return False
+    """Whether a process without RANK may be the one rank of this launch: `python train.py`, and what `accelerate launch` starts for one process."""
+    return "RANK" not in environment and _starter(command) != "another"
+
+
+def is_by_accelerate(command: Sequence[str]) -> bool:
+    """Whether the command's own process is `accelerate launch`, which sets RANK only where it starts several."""
+    return _starter(command) == "accelerate"
+
+
+def _starter(command: Sequence[str]) -> Starter:
+    """What makes the first rank of this command: its own Python process, accelerate below it, or another launcher (or who knows)."""
     for position, word in enumerate(command):
-        name = PurePath(word).name
-        if name in LAUNCHERS:
-            return False
+        name, rest = PurePath(word).name, command[position + 1 :]
+        if name in LAUNCHERS or name in ACCELERATE_LAUNCH:
+            return _launcher(name, list(rest))
         if _PYTHON.fullmatch(name):
-            return _runs_training(command[position + 1 :])
+            return _started_by_python(rest)
         if name.endswith(".py"):
-            return True
-    return False
+            return "itself"
+    return "another"
 
 
-def _runs_training(arguments: Sequence[str]) -> bool:
-    """Whether an interpreter with these arguments runs a script or a module that is no launcher."""
+def _launcher(name: str, arguments: Sequence[str]) -> Starter:
+    launches = name in ACCELERATE_LAUNCH or (name in ACCELERATE and arguments[:1] == ["launch"])
+    by_mpi = any(word.partition("=")[0] == "--mpirun_hostfile" for word in arguments)
+    return "accelerate" if launches and not by_mpi else "another"
+
+
+def _started_by_python(arguments: Sequence[str]) -> Starter:
+    """An interpreter with these arguments runs a launcher, or something that may train, or (without any) nothing."""
     words = iter(arguments)
     for word in words:
         if word in _OPTIONS_WITH_VALUE:
             next(words, None)
         elif word == "-m":
-            return next(words, "") not in LAUNCHER_MODULES
+            module = next(words, "")
+            return _launcher(module, list(words)) if module in LAUNCHER_MODULES else "itself"
         elif word == "-c" or not word.startswith("-"):
-            return PurePath(word).name not in LAUNCHERS
-    return False
+            name = PurePath(word).name
+            return _launcher(name, list(words)) if name in LAUNCHERS or name in ACCELERATE_LAUNCH else "itself"
+    return "another"
 
 
 def with_agent(environment: Mapping[str, str], *, shim_dir: str, agent: str) -> dict[str, str]:
@@ -123,7 +147,9 @@ def resume_command(options: Sequence[str], command: Sequence[str], checkpoint: s
 
 def sees_all_ranks(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether every rank of the job is started below this wrapper. Where not, a stop from here would leave the other nodes waiting."""
-    if _number(environment.get("WORLD_SIZE", "1")) > 1 and "RANK" in environment:
+    if any(_number(environment.get(name, "1")) > 1 for name in _SIZES) or (
+        "RANK" in environment and _number(environment.get("WORLD_SIZE", "1")) > 1
+    ):
         return False  # one wrapper per rank: `srun watchdog python train.py`
     names = {PurePath(word).name for word in command}
     if names & {"srun", "mpirun", "mpiexec"} or ("deepspeed" in names and _option(command, ("--hostfile", "-H"))):
@@ -136,7 +162,7 @@ def sees_all_ranks(command: Sequence[str], environment: Mapping[str, str]) -> bo
 
 def ranks_asked_for(command: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """How many ranks the command line says it starts on this node, where it does."""
-    if is_solo(command, environment):
+    if is_solo(command, environment) and not is_by_accelerate(command):
         return 1
     number = _option(command, ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes", "--num_gpus"))
     return _number(number) if number and number.isdecimal() else None

@@ -25,7 +25,7 @@ from torch_watchdog.daemon.embedded import EmbeddedDaemon
 from torch_watchdog.daemon.token import token_for
 from torch_watchdog.errors import ConfigError, RunDirectoryError, WatchdogError
 from torch_watchdog.launch.places import open_ring_dir, open_runtime_dir
-from torch_watchdog.launch.plan import LaunchPlan, is_solo, job_name, plan_launch, sees_all_ranks
+from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_solo, job_name, plan_launch, sees_all_ranks
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.summary import as_typed
@@ -191,6 +191,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         grace_s=config.grace_s,
         keeper=config.keeper,
         solo=is_solo(command, os.environ),
+        by_accelerate=is_by_accelerate(command),
         resume=config.resume,
     )
 

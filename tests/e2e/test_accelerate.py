@@ -1,0 +1,33 @@
+"""`accelerate launch` for one process, which sets no RANK, and for two: a bad sample stops both cleanly, and both resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launching import BIN, free_port, launch, script, watchdog
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+BAD = 38
+
+
+def accelerate(*arguments: str, processes: int) -> list[str]:
+    where = ["--multi_gpu", "--main_process_port", str(free_port())] if processes > 1 else ["--cpu"]  # without a GPU both train on the CPU
+    counted = ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    return [str(BIN / "accelerate"), "launch", *where, *counted, *arguments]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_sample_stops_every_process_that_accelerate_has_started_and_the_checkpoint_resumes(processes: int, tmp_path: Path) -> None:
+    ended = launch(tmp_path, [*watchdog("--job", "bad"), *accelerate(*script("train.py", "--bad", BAD), processes=processes)])
+    assert ended.code == 65, ended.err
+    (incident,) = ended.incidents
+    action = incident["action"]
+    assert (incident["kind"], incident["batch"]["sample"]["dataset_index"]) == ("batch.index_out_of_range", BAD)
+    assert action["prevented"] and action["ranks_stopped"] == list(range(processes)) and action["checkpoint"]["committed"]
+    assert not ended.lines(rf"step {incident['step']} loss") and len(ended.lines(rf"step {incident['step'] - 1} loss")) == processes
+    checkpoint = tmp_path / action["checkpoint"]["path"]
+    again = launch(tmp_path, [*watchdog("--resume", str(checkpoint)), *accelerate(*script("train.py", "--restore"), processes=processes)])
+    assert again.code == 0, again.err
+    assert len(again.lines(rf"resumed at {incident['step']} updates")) == processes
