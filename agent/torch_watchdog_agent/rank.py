@@ -25,7 +25,7 @@ from torch_watchdog_agent.recorder import Recorder
 from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
-from torch_watchdog_proto.messages import Finished, Hold, Noticed, RankHello, RankMessage, Refused, Vetoed, Violation
+from torch_watchdog_proto.messages import Commit, Finished, Hold, Noticed, RankHello, RankMessage, Refused, Vetoed, Violation
 from torch_watchdog_proto.stop.participant import Act, Released, Skip
 
 if TYPE_CHECKING:
@@ -250,7 +250,8 @@ class Rank:
         """Before a parameter changes. Returns the window's number, VETOED where the update must not be applied, None inside a save of ours."""
         if self.saver.busy:
             return None
-        self.subjects.optimizer_seen(optimizer)
+        if optimizer is not None:
+            self.subjects.optimizer_seen(optimizer)
         self._gates_seen = True
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
@@ -261,10 +262,7 @@ class Rank:
             self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
         decision = self.gate.judge(number)
         if isinstance(decision, Act):
-            if decision.commit.veto == number:
-                self._close_window(number, applied=False)
-            self.window.restore()
-            self.saver.act(decision.commit, step=number)
+            self._act_at_gate(decision.commit, number)
             decision = self.gate.judge(number)  # a checkpoint without a stop: the update follows it
         if isinstance(decision, Skip):
             self._undo = True
@@ -272,6 +270,16 @@ class Rank:
             self._close_window(number, applied=False)
             return VETOED
         return number
+
+    def _act_at_gate(self, commit: Commit, number: int) -> None:
+        """A veto ends its window here. Any other order comes to a gate only where no loader gave a boundary: the save sees the window's start."""
+        if commit.veto == number:
+            self._close_window(number, applied=False)
+            self.window.restore()
+            self.saver.act(commit, step=number)
+            return
+        with self.window.rewound():
+            self.saver.act(commit, step=number)
 
     def leave_gate(self, number: int) -> None:
         """The update of the window has been applied."""
