@@ -75,7 +75,8 @@ class Saver:
 
     def _finish(self, commit: Commit) -> bool:
         gate = self._rank.gate
-        deadline = gate.clock() + commit.grace_s
+        # A central daemon has a grace time of its own: the launch's is what the user of this job asked for.
+        deadline = gate.clock() + min(commit.grace_s, self._rank.config.grace_s)
         answer = gate.answer(commit.generation, deadline=deadline)
         if isinstance(answer, WriteCommitted):
             self._seal(commit, answer)
