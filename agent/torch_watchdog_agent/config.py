@@ -22,10 +22,7 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The launcher's word to its ranks. `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is
-    not it. `resume`: the checkpoint that `restore()` takes by default.
-
-    `quarantine`: a file of samples to leave out, from an earlier run.
-    """
+    not it. `resume`: the checkpoint that `restore()` takes by default."""
 
     job: str
     session: str
@@ -41,7 +38,6 @@ class AgentConfig:
     solo: bool = False
     by_accelerate: bool = False
     resume: str | None = None
-    quarantine: str | None = None
 
     def to_env(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

@@ -36,6 +36,10 @@ class Quarantine:
         self._files = [*given, own]
         self._seen: dict[str, frozenset[int]] = {}
 
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._seen)
+
     def reload(self) -> None:
         """Reads the files again: at the begin of each pass over the data, because the other ranks may have added to them."""
         found: dict[str, set[int]] = {}

@@ -38,6 +38,7 @@ class LaunchConfig:
     grace_s: float = 300.0
     keeper: bool = True
     resume: str | None = None
+    quarantine: Path | None = None
 
 
 def _checked_daemon(value: str) -> str:
@@ -50,6 +51,13 @@ def _checked_job(value: str) -> str:
     if is_job_name(value):
         return value
     raise ValueError("must be letters, digits, dot, dash and underscore, at most 100, and begin with a letter or digit")
+
+
+def _checked_quarantine(value: Path) -> Path:
+    """A typing error must not bring back the samples that were to be left out."""
+    if value.is_file() and os.access(value, os.R_OK):
+        return value.absolute()
+    raise ValueError("must be a file that can be read, as a run leaves it in quarantine.jsonl")
 
 
 class _Settings(BaseSettings):
@@ -65,6 +73,7 @@ class _Settings(BaseSettings):
     grace: float = Field(default=300.0, gt=0, le=86400)
     keeper: bool = True
     resume: str | None = None
+    quarantine: Annotated[Path, AfterValidator(_checked_quarantine)] | None = None
 
     @classmethod
     def settings_customise_sources(
@@ -97,6 +106,7 @@ def load_config(flags: Mapping[str, Any], *, file: Path | None = None) -> Launch
         grace_s=found.grace,
         keeper=found.keeper,
         resume=None if found.resume is None else str(Path(found.resume).absolute()),
+        quarantine=found.quarantine,
     )
 
 

@@ -11,6 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
+from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.quarantine import dataset_name
+
 __all__ = ["Indices", "Source", "hear_workers", "patch", "source_of"]
 
 _ASKED = "_torch_watchdog_asked"  # indices that were handed to the data set, oldest first
@@ -78,6 +81,8 @@ def _noting(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(theirs)
     def next_index(self: Any) -> Any:
         index = theirs(self)
+        if isinstance(index, list):
+            index = _left_out(self, index) or index
         notes = self.__dict__
         if _ASKED not in notes:
             notes[_ASKED] = deque()
@@ -85,6 +90,15 @@ def _noting(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return index
 
     return next_index
+
+
+@guarded("quarantine")
+def _left_out(iterator: Any, index: list[Any]) -> Any:
+    """The batch without its quarantined samples; None where nothing is to be left out."""
+    here = rank()
+    if here is None or not here.quarantine.holds_any:
+        return None
+    return here.quarantine.replaced(dataset_name(iterator._dataset), index)
 
 
 def _resetting(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.indices import Source
+from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
     "Pass",
@@ -40,8 +41,9 @@ _Batch = TypeVar("_Batch")
 
 @dataclass(slots=True)
 class Track:
-    """Where one loader stands. `epoch` counts its passes from 0."""
+    """Where one loader stands. `epoch` counts its passes from 0. `dataset`: its data set's name in a quarantine file."""
 
+    dataset: str = "?"
     epoch: int = -1
     batches: int = 0
     rng_at_iter: Any = None
@@ -104,9 +106,13 @@ def begin(loader: Any) -> Pass:
 def _begun(loader: Any) -> Track | None:
     from torch_watchdog_agent.checkpoint.rng import RngState
 
-    if rank() is None and loader not in _tracks:
+    here = rank()
+    if here is None and loader not in _tracks:
         return None  # a worker, a thread, or no watched launch: nobody will ask where this loader stands
     track = track_of(loader)
+    if here is not None:
+        track.dataset = dataset_name(getattr(loader, "dataset", None))
+        here.quarantine.reload()
     track.epoch += 1
     track.batches = 0
     track.rng_at_iter = RngState.capture()
@@ -279,6 +285,7 @@ def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
     if here is None:
         return None
     one.track.batches += 1
+    here.dataset = one.track.dataset
     evaluation = not torch.is_grad_enabled() or here.evaluating()
     if not evaluation:
         _training = one.track

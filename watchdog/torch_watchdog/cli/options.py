@@ -24,6 +24,7 @@ _LAUNCH_OPTIONS = (
     click.option("--grace", metavar="SECONDS", help="How long a save after a fault or a stop may take (default: 300)."),
     click.option("--no-keeper", is_flag=True, help="Do not hold the launcher back while ranks save."),
     click.option("--resume", metavar="PATH", help="Checkpoint that the script's restore() takes."),
+    click.option("--quarantine", metavar="FILE", help="Samples to leave out from the start, as an earlier run wrote them."),
 )
 _LOOK_OPTIONS = (
     click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs)."),
@@ -55,7 +56,9 @@ def _given(context: click.Context) -> dict[str, Any]:
 def settings(context: click.Context) -> LaunchConfig:
     """Flags before and after the command's name, environment, file, defaults. Raises ConfigError."""
     given = _given(context)
-    flags: dict[str, Any] = {name: given[name] for name in ("policy", "daemon", "job", "dir", "grace", "resume") if name in given}
+    flags: dict[str, Any] = {
+        name: given[name] for name in ("policy", "daemon", "job", "dir", "grace", "resume", "quarantine") if name in given
+    }
     if given.get("no_keeper"):
         flags["keeper"] = False
     return load_config(flags, file=given.get("config"))

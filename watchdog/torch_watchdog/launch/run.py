@@ -137,6 +137,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
         options=tuple(options),
         command=watch.plan.command,
         here=str(Path.cwd()),
+        quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
     )
     watch.write_end(end.exit_code, _reason(outcome, status), world_size=last.world_size if last else 0, ranks_reported=end.ranks_reported)
     for line in [*outcome.lines, *summarise(outcome.incidents, end)][:LAST_LINES]:

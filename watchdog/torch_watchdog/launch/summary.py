@@ -34,6 +34,7 @@ class JobEnd:
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     here: str = "/"
+    quarantine: str | None = None  # the file of left out samples, where there are any
 
 
 def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
@@ -164,7 +165,8 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
     elif end.stopped_by_us:
         lines.append("  saved  no checkpoint was written")
     if path and checkpoint.get("committed"):
-        lines.append("  resume " + shlex.join(resume_command(end.options, end.command, path)))
+        options = (*end.options, "--quarantine", as_typed(end.quarantine, end.here)) if end.quarantine else end.options
+        lines.append("  resume " + shlex.join(resume_command(options, end.command, path)))
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {_count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")

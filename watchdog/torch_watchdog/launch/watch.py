@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -88,6 +89,8 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
     config = _only_observed(config) if not sees_all_ranks(command, os.environ) else config
     with contextlib.ExitStack() as stack:
         directory = _claim_directory(config.directory, config.job or job_name(command, datetime.now()), given=config.job is not None)
+        if config.quarantine is not None:
+            shutil.copyfile(config.quarantine, directory.quarantine_file)
         runtime_dir = stack.enter_context(open_runtime_dir(session, os.environ))
         stack.callback(_remove_if_empty, directory.root)
         ring_dir = _ring_dir(stack, session, runtime_dir)

@@ -43,6 +43,11 @@ class RunDirectory:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    @property
+    def quarantine_file(self) -> Path:
+        """Samples that are left out: those of earlier runs that the launch was given, then what the ranks add."""
+        return self.root / "quarantine.jsonl"
+
     def incident(self, incident_id: str) -> Path:
         """Folder of one incident."""
         return self.incidents / incident_id
