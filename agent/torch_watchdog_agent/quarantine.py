@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,10 @@ def dataset_name(dataset: Any) -> str:
 
 
 class Quarantine:
-    """The quarantined samples of a run: those of `given` (from earlier runs), and those that ranks of this run put into `own`."""
+    """The quarantined samples of a run. `file` begins with those that the launch was given; the ranks append to it."""
 
-    def __init__(self, own: Path, given: Iterable[Path] = ()) -> None:
-        self._own = own
-        self._files = [*given, own]
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self._seen: dict[str, frozenset[int]] = {}
 
     @property
@@ -41,11 +40,10 @@ class Quarantine:
         return bool(self._seen)
 
     def reload(self) -> None:
-        """Reads the files again: at the begin of each pass over the data, because the other ranks may have added to them."""
+        """Reads the file again: at the begin of each pass over the data, because the other ranks may have added to them."""
         found: dict[str, set[int]] = {}
-        for path in self._files:
-            for entry in _entries(path):
-                found.setdefault(entry["dataset"], set()).add(entry["dataset_index"])
+        for entry in _entries(self._file):
+            found.setdefault(entry["dataset"], set()).add(entry["dataset_index"])
         self._seen = {name: frozenset(indices) for name, indices in found.items()}
 
     def add(self, violation: Violation, *, dataset: str, rank: int, step: int) -> bool:
@@ -57,8 +55,8 @@ class Quarantine:
             "dataset": dataset, "dataset_index": sample.dataset_index, "rank": rank, "step": step, "key": violation.batch.key,
             "reason": violation.summary, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
-        self._own.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._own, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, json.dumps(entry).encode() + b"\n")  # one write: ranks append to one file
         finally:

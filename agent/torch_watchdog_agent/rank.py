@@ -79,9 +79,8 @@ class Rank:
         self._clearance = self._open_clearance()
         self.guard = Guard(say=self.say, on_refused=self._refused)
         self.saver = Saver(self, leave=leave)
-        given = [Path(config.quarantine)] if config.quarantine else []
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
-        self.quarantine = Quarantine(Path(config.run_dir) / "quarantine.jsonl", given)
+        self.quarantine = Quarantine(Path(config.run_dir) / "quarantine.jsonl")
         self._contract_written = ""
         self._gates_seen = self._trains_in_eval = False
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch

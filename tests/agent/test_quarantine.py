@@ -21,13 +21,6 @@ def test_what_one_rank_adds_every_rank_leaves_out_from_its_next_pass(tmp_path: P
     assert there.replaced("Rows[48]", [5, 7, 9]) == [5, 9, 9]
 
 
-def test_a_file_of_an_earlier_run_counts_too(tmp_path: Path) -> None:
-    Quarantine(tmp_path / "old.jsonl").add(violation(1), dataset="D[9]", rank=0, step=0)
-    now = Quarantine(tmp_path / "new.jsonl", given=[tmp_path / "old.jsonl"])
-    now.reload()
-    assert now.replaced("D[9]", [1, 2]) == [2, 2]
-
-
 def test_the_same_index_of_another_data_set_stays(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "q.jsonl")
     quarantine.add(violation(1), dataset="Train[9]", rank=0, step=0)
