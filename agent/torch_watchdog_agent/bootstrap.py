@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.config import PID_MARK, AgentConfig
 from torch_watchdog_agent.say import Voice
+
+if TYPE_CHECKING:  # what only annotations need is not paid for in every Python of a launch
+    from collections.abc import Mapping
+    from importlib.machinery import ModuleSpec
 
 __all__ = ["activate", "is_rank"]
 
@@ -48,12 +53,35 @@ def _become_rank(config: AgentConfig, say: Voice) -> None:
     if "RANK" in os.environ or os.getppid() == config.launcher_pid:
         _keep(config, say)
         os.environ[PID_MARK] = str(os.getpid())
+    if "torch" in sys.modules:
+        _hook(config, say)
+    else:
+        sys.meta_path.insert(0, _UntilTorch(config, say))
+
+
+class _UntilTorch:
+    """Waits in the import system until torch is looked for: what the hooks need is not loaded into a Python that never trains."""
+
+    def __init__(self, config: AgentConfig, say: Voice) -> None:
+        self._config, self._say = config, say
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002 - a finder's signature
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        _hook(self._config, self._say)
+        return find_spec(name)  # from the beginning: the hooks' own finder is among them now
+
+
+def _hook(config: AgentConfig, say: Voice) -> None:
     try:
         from torch_watchdog_agent.hooks import install
+
+        install.when_torch_is_imported(config)
     except ImportError as error:
         say(f"{error.name} is missing in this Python: the rank runs without the watchdog (pip install {error.name})")
-        return
-    install.when_torch_is_imported(config)
+    except Exception as error:  # noqa: BLE001  whatever it is: torch must be imported
+        say(f"the hooks could not be prepared ({type(error).__name__}: {error}); this process runs without the watchdog")
 
 
 def _keep(config: AgentConfig, say: Voice) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch_watchdog_proto.messages import Policy
+if TYPE_CHECKING:  # what only annotations need is not paid for in every Python of a launch
+    from collections.abc import Mapping
+
+    from torch_watchdog_proto.messages import Policy
 
 __all__ = ["ENVIRONMENT", "PID_MARK", "AgentConfig", "ConfigError"]
 

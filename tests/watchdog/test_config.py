@@ -53,7 +53,11 @@ def test_the_variables_of_a_launch_around_us_are_no_settings(monkeypatch: pytest
         ({"daemon": "somewhere"}, "--daemon: must be auto, HOST:PORT or unix:PATH"),
         ({"job": "a/b"}, "--job: must be letters"),
         ({"grace": "0"}, "--grace: "),
-        ({"grace": "soon"}, "--grace: "),
+        ({"grace": "soon"}, "--grace: must be a number of seconds"),
+        ({"grace": "nan"}, "--grace: "),
+        ({"grace": "inf"}, "--grace: "),
+        ({"dir": ""}, "--dir: "),
+        ({"resume": "a\nb"}, "--resume: "),
     ],
 )
 def test_a_wrong_flag_is_named(flags: dict[str, str], begins: str) -> None:
@@ -69,12 +73,28 @@ def test_a_wrong_flag_is_named(flags: dict[str, str], begins: str) -> None:
         ('policy = "halt"', "watchdog.toml, policy: "),
         ("alert = []", "watchdog.toml: unknown setting 'alert'; known are "),
         ("policy = ", "watchdog.toml: is not TOML"),
+        ("policy = 1", "watchdog.toml, policy: must be one of stop, skip, observe, not 1"),
+        ("grace = true", "watchdog.toml, grace: "),
+        ("keeper = 'perhaps'", "watchdog.toml, keeper: must be true or false"),
+        ("job = []", "watchdog.toml, job: "),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, begins: str) -> None:
     (tmp_path / "watchdog.toml").write_text(text)
     with pytest.raises(ConfigError, match="^" + begins):
         load_config({})
+
+
+@pytest.mark.parametrize(("word", "meant"), [("false", False), ("0", False), ("No", False), ("true", True), ("1", True)])
+def test_a_switch_is_written_as_people_write_it(word: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_WATCHDOG_KEEPER", word)
+    assert load_config({}).keeper is meant
+
+
+def test_an_empty_variable_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_WATCHDOG_POLICY", "")
+    monkeypatch.setenv("TORCH_WATCHDOG_CONFIG", "")
+    assert load_config({}).policy == "stop"
 
 
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from typing import Any
 
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.plan import is_job_name
@@ -25,6 +23,7 @@ __all__ = ["LaunchConfig", "load_config"]
 
 DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
+LONGEST_GRACE_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,73 +40,33 @@ class LaunchConfig:
     quarantine: Path | None = None
 
 
-def _checked_daemon(value: str) -> str:
-    if value == "auto" or re.fullmatch(r"unix:.+|[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
-        return value
-    raise ValueError("must be auto, HOST:PORT or unix:PATH")
-
-
-def _checked_job(value: str) -> str:
-    if is_job_name(value):
-        return value
-    raise ValueError("must be letters, digits, dot, dash and underscore, at most 100, and begin with a letter or digit")
-
-
-def _checked_quarantine(value: Path) -> Path:
-    """A typing error must not bring back the samples that were to be left out."""
-    if value.is_file() and os.access(value, os.R_OK):
-        return value.absolute()
-    raise ValueError("must be a file that can be read, as a run leaves it in quarantine.jsonl")
-
-
-class _Settings(BaseSettings):
-    """Names as a person writes them: `grace` is `--grace`, TORCH_WATCHDOG_GRACE and `grace = 60` in the file."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
-    file_values: ClassVar[Mapping[str, Any]] = {}
-
-    policy: Literal["stop", "skip", "observe"] = "stop"
-    daemon: Annotated[str, AfterValidator(_checked_daemon)] = "auto"
-    job: Annotated[str, AfterValidator(_checked_job)] | None = None
-    dir: Path = Path("watchdog_runs")
-    grace: float = Field(default=300.0, gt=0, le=86400)
-    keeper: bool = True
-    resume: str | None = None
-    quarantine: Annotated[Path, AfterValidator(_checked_quarantine)] | None = None
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - a .env file belongs to the user's program
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - no setting is a secret
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(cls.file_values))
-
-
 def load_config(flags: Mapping[str, Any], *, file: Path | None = None) -> LaunchConfig:
     """The settings of this launch. `flags` holds only what was given on the command line. Raises ConfigError."""
     path, values = _read_file(file)
+    found: dict[str, Any] = {}
+    for name, check in _CHECKS.items():
+        where, value = _given(name, flags, path, values)
+        if value is not None:
+            found[_FIELDS.get(name, name)] = _checked(check, where, value)
+    config = LaunchConfig(**found)
+    return replace(config, directory=config.directory.absolute())
 
-    class Sourced(_Settings):
-        file_values = values
 
+def _given(name: str, flags: Mapping[str, Any], path: Path, values: Mapping[str, Any]) -> tuple[str, Any]:
+    """The value as it was given, None where it was not, and the place where a person can mend it. An empty variable gives nothing."""
+    variable = PREFIX + name.upper()
+    if name in flags:
+        return f"--{name}", flags[name]
+    if os.environ.get(variable):
+        return variable, os.environ[variable]
+    return f"{path}, {name}", values.get(name)
+
+
+def _checked(check: Callable[[Any], Any], where: str, value: Any) -> Any:
     try:
-        found = Sourced(**flags)
-    except ValidationError as error:
-        raise _described(error, flags, path, values) from None
-    return LaunchConfig(
-        policy=found.policy,
-        daemon=found.daemon,
-        job=found.job,
-        directory=found.dir.absolute(),
-        grace_s=found.grace,
-        keeper=found.keeper,
-        resume=None if found.resume is None else str(Path(found.resume).absolute()),
-        quarantine=found.quarantine,
-    )
+        return check(value)
+    except ValueError as error:
+        raise ConfigError(where, f"{error}, not {value!r}") from None
 
 
 def _read_file(file: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -117,27 +76,88 @@ def _read_file(file: Path | None) -> tuple[Path, dict[str, Any]]:
     if asked is None and not path.exists():
         return path, {}
     try:
-        return path, tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"is not TOML ({error})") from error
+    unknown = next((name for name in values if name not in _CHECKS), None)
+    if unknown is not None:
+        raise ConfigError(str(path), f"unknown setting {unknown!r}; known are {', '.join(sorted(_CHECKS))}")
+    return path, values
 
 
-def _described(error: ValidationError, flags: Mapping[str, Any], path: Path, values: Mapping[str, Any]) -> ConfigError:
-    """One sentence about the first problem, beginning with the place where a person can mend it."""
-    first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(sorted(_Settings.model_fields))
-        return ConfigError(str(path), f"unknown setting {name!r}; known are {known}")
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return ConfigError(_where(name, flags, path, values), f"{message[:1].lower()}{message[1:]}, not {first['input']!r}")
+# What each setting may be: a word from a command line or a variable, or a value of TOML. Each raises ValueError with what was expected.
 
 
-def _where(name: str, flags: Mapping[str, Any], path: Path, values: Mapping[str, Any]) -> str:
-    if name in flags:
-        return f"--{name}"
-    if name in values and (PREFIX + name.upper()) not in os.environ:
-        return f"{path}, {name}"
-    return PREFIX + name.upper()
+def _text(value: Any) -> str:
+    if isinstance(value, str) and value and value.isprintable():
+        return value
+    raise ValueError("must be a text of one line")
+
+
+def _policy(value: Any) -> str:
+    if value in typing.get_args(Policy):
+        return str(value)
+    raise ValueError(f"must be one of {', '.join(typing.get_args(Policy))}")
+
+
+def _daemon(value: Any) -> str:
+    if value == "auto" or re.fullmatch(r"unix:.+|[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", _text(value)):
+        return str(value)
+    raise ValueError("must be auto, HOST:PORT or unix:PATH")
+
+
+def _job(value: Any) -> str:
+    if is_job_name(_text(value)):
+        return str(value)
+    raise ValueError("must be letters, digits, dot, dash and underscore, at most 100, and begin with a letter or digit")
+
+
+def _folder(value: Any) -> Path:
+    return Path(value if isinstance(value, Path) else _text(value))
+
+
+def _grace(value: Any) -> float:
+    try:
+        seconds = float("" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if 0 < seconds <= LONGEST_GRACE_S:
+        return seconds
+    raise ValueError(f"must be a number of seconds, more than 0 and at most {LONGEST_GRACE_S}")
+
+
+def _keeper(value: Any) -> bool:
+    word = str(value).lower()
+    if word in ("true", "1", "yes", "on"):
+        return True
+    if word in ("false", "0", "no", "off"):
+        return False
+    raise ValueError("must be true or false")
+
+
+def _resume(value: Any) -> str:
+    """Absolute, because ranks may change their folder."""
+    return str(Path(_text(value)).absolute())
+
+
+def _quarantine(value: Any) -> Path:
+    """A typing error must not bring back the samples that were to be left out."""
+    path = _folder(value)
+    if path.is_file() and os.access(path, os.R_OK):
+        return path.absolute()
+    raise ValueError("must be a file that can be read, as a run leaves it in quarantine.jsonl")
+
+
+_FIELDS = {"dir": "directory", "grace": "grace_s"}  # what a person writes is shorter than what we call it
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "policy": _policy,
+    "daemon": _daemon,
+    "job": _job,
+    "dir": _folder,
+    "grace": _grace,
+    "keeper": _keeper,
+    "resume": _resume,
+    "quarantine": _quarantine,
+}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import time
 from collections import Counter
 from dataclasses import replace
@@ -416,6 +418,14 @@ def test_an_index_that_cannot_be_opened_costs_nothing_but_time(place: Place) -> 
         talk(place.socket, HELLO, report(1, 0), m.NodeGoodbye(exit_code=0))
         assert [block.step for block in place.client().steps("job")] == [(0,)]
     assert len(place.said) == 1 and "index" in place.said[0]
+
+
+def test_an_index_that_breaks_meanwhile_costs_nothing_but_time(place: Place) -> None:
+    with place.daemon(index_file=place.root / "index.sqlite"):
+        talk(place.socket, HELLO, report(1, 0), m.NodeGoodbye(exit_code=0))
+        with contextlib.closing(sqlite3.connect(place.root / "index.sqlite")) as other:
+            other.execute("DROP TABLE blocks")
+        assert [block.step for block in place.client().steps("job")] == [(0,)]
 
 
 def test_a_full_disk_is_said_once_and_the_node_is_still_answered(place: Place) -> None:

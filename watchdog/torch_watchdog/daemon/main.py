@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.ingest import Ingest
@@ -17,8 +17,10 @@ from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
 from torch_watchdog.daemon.services import Calls, ControlService, TelemetryService
 from torch_watchdog.store.background import BackgroundWriter
-from torch_watchdog.store.index import BlockIndex
 from torch_watchdog_proto.v1 import control_pb2_grpc, query_pb2_grpc, telemetry_pb2_grpc
+
+if TYPE_CHECKING:
+    from torch_watchdog.store.index import BlockIndex
 
 __all__ = ["run_daemon"]
 
@@ -47,7 +49,7 @@ def steady_clock() -> Callable[[], float]:
 @contextlib.contextmanager
 def _store(config: DaemonConfig, say: Callable[[str], None]) -> Any:
     writer = BackgroundWriter(max_pending=config.max_pending_writes, say=say)
-    index = BlockIndex.open(config.index_file) if config.index_file is not None else None
+    index = _open_index(config)
     if config.index_file is not None and index is None:
         say(f"the index {config.index_file} cannot be opened: looking up steps takes longer, nothing else changes")
     try:
@@ -57,6 +59,16 @@ def _store(config: DaemonConfig, say: Callable[[str], None]) -> Any:
             say(f"the run directory did not take the last records within {_FLUSH_S:g} s: they are lost")
         if index is not None:
             index.close()
+
+
+def _open_index(config: DaemonConfig) -> BlockIndex | None:
+    if config.index_file is None:
+        return None
+    from torch_watchdog.store.index import (
+        BlockIndex,
+    )  # here, because SQLAlchemy takes longer to load than all the rest, and a launch has no index
+
+    return BlockIndex.open(config.index_file)
 
 
 @contextlib.asynccontextmanager

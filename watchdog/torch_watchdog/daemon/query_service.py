@@ -10,21 +10,22 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
-from sqlalchemy.exc import SQLAlchemyError
 
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.services import Calls, checked
 from torch_watchdog.job.events import OrderRequested, Refused
-from torch_watchdog.store.index import BlockIndex
 from torch_watchdog.store.read import read_blocks
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import ORDER_KINDS, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
+
+if TYPE_CHECKING:
+    from torch_watchdog.store.index import BlockIndex
 
 __all__ = ["QueryService"]
 
@@ -76,7 +77,7 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
         if self._index is not None:
             try:
                 yield from self._index.blocks(run_dir, **wanted)
-            except SQLAlchemyError:
+            except OSError:
                 self._index = None  # a broken cache: the segments still have it all
             else:
                 return

@@ -67,10 +67,14 @@ class BlockIndex:
     def blocks(
         self, run_dir: Path, rank: int | None = None, first_step: int | None = None, last_step: int | None = None
     ) -> Iterator[StepBlock]:
-        """As `read_blocks`, by way of the index. Raises sqlalchemy's SQLAlchemyError where the index is broken."""
+        """As `read_blocks`, by way of the index. Raises OSError where the index is broken."""
         for path in segment_files(RunDirectory(run_dir).blocks):
-            self._catch_up(path)
-            for start in self._frames(path, rank, first_step, last_step):
+            try:
+                self._catch_up(path)
+                starts = self._frames(path, rank, first_step, last_step)
+            except sa.exc.SQLAlchemyError as error:
+                raise OSError(f"the index is broken ({error})") from error
+            for start in starts:
                 frame = next(read_frames(path, start), None)
                 if frame is not None:
                     yield from holds_steps(_blocks_of(frame), rank, first_step, last_step)
