@@ -1,4 +1,4 @@
-"""What the watchdog costs, as ratios of runs that alternate on this machine: a launch, a line of output, a training step.
+"""What the watchdog costs, by runs that alternate on this machine: a launch, its start, a line of output, a training step.
 
 `make bench`. Nothing is judged here; the numbers belong into the change that moves them.
 """
@@ -29,6 +29,17 @@ def launch_ms(command: list[str]) -> float:
     return (time.perf_counter() - began_s) * 1e3
 
 
+def start_ms(command: list[str]) -> float:
+    """Until the command itself says its first word."""
+    began_s = time.perf_counter()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        took_ms = (time.perf_counter() - began_s) * 1e3
+        process.stdout.read()
+    return took_ms
+
+
 def line_ms(command: list[str]) -> float:
     """From a line on its standard input to the same line on its standard output."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0) as process:
@@ -57,15 +68,20 @@ def compare(what: str, command: list[str], measure: Callable[[list[str]], float]
         plain.append(measure(command))
         ours.append(measure(watched(command, runs)))
     ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, plain, strict=True))
-    print(
-        f"{what:<8} plain {statistics.median(plain):9.3f} ms   watched {statistics.median(ours):9.3f} ms   ratio {ratio:6.3f}", flush=True
-    )
+    more_ms = statistics.median(mine - theirs for mine, theirs in zip(ours, plain, strict=True))
+    figures = f"plain {statistics.median(plain):9.3f} ms   watched {statistics.median(ours):9.3f} ms   more {more_ms:9.3f} ms   ratio {ratio:7.3f}"
+    print(f"{what:<8} {figures}   {shown(command)}", flush=True)
+
+
+def shown(command: list[str]) -> str:
+    return " ".join(Path(word).name if "/" in word else word.partition("\n")[0] for word in command)
 
 
 def main() -> None:
     print(f"medians of {NUM_ROUNDS} alternating rounds", flush=True)
     with tempfile.TemporaryDirectory() as runs:
         compare("launch", [sys.executable, "-c", "pass"], launch_ms, Path(runs))
+        compare("start", [sys.executable, "-c", "import os; os.write(1, b'up')"], start_ms, Path(runs))
         compare("line", [sys.executable, "-c", ECHO], line_ms, Path(runs))
         compare("step", [sys.executable, str(HERE / "loop.py"), str(NUM_STEPS)], step_ms, Path(runs))
 

@@ -188,10 +188,12 @@ class _GpuPoll:
         self._samples += samples
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        gpus = Gpus.open()
-        if gpus is None:
-            return
+        gpus: Gpus | None = None
         with suppress(RuntimeError):  # the loop has ended
-            while not self._stop.wait(self._interval_s):
+            while not self._stop.wait(self._interval_s):  # first: loading the library must not slow the start of the launch
+                gpus = gpus or Gpus.open()
+                if gpus is None:
+                    return
                 loop.call_soon_threadsafe(self._add, gpus.samples())
-        gpus.close()
+        if gpus is not None:
+            gpus.close()

@@ -210,10 +210,16 @@ def _job_start(config: LaunchConfig, node: NodeConfig, options: Sequence[str]) -
         host=node.node,
         user=_user(),
         pid=os.getpid(),
-        versions={"torch_watchdog": __version__, "python": platform.python_version(), "platform": platform.platform()},
+        versions={"torch_watchdog": __version__, "python": platform.python_version(), "platform": _platform()},
         resume=config.resume,
         started=datetime.now(UTC),
     )
+
+
+def _platform() -> str:
+    """Without `platform.platform()`, which reads the whole interpreter to tell the version of its C library."""
+    system = os.uname()
+    return f"{system.sysname}-{system.release}-{system.machine}"
 
 
 def shim_dir() -> str:
