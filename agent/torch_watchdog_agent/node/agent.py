@@ -52,9 +52,9 @@ class NodeAgent:
             return ending.result(timeout_s)
         except (TimeoutError, concurrent.futures.CancelledError):
             line = f"the daemon did not answer within {timeout_s:g} s: the last records are missing, and what it found is not known here"
-            return JobOutcome(exit_code=None, lines=(line,))
+            return work.last_words.outcome(exit_code, why=line)
         except Exception as error:  # noqa: BLE001 - the command has ended, and must end as it did
-            return JobOutcome(exit_code=None, lines=(f"the node agent failed ({error}): what was found is not known here",))
+            return work.last_words.outcome(exit_code, why=f"the node agent failed ({error}): what the daemon found is not known here")
         finally:
             self._close(loop)
 

@@ -13,12 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
+from torch_watchdog_agent.node.lastwords import LastWords
 from torch_watchdog_agent.node.nvml import Gpus
 from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive
 from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_agent.node.rings import RingFolder, RingNews
 from torch_watchdog_agent.node.stream import DaemonLink
-from torch_watchdog_proto.envelopes import ControlUp, RankSaid
+from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
 from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
 from torch_watchdog_proto.record import Note
 
@@ -36,8 +37,9 @@ class NodeWork:
 
     def __init__(self, config: NodeConfig, *, say: Callable[[str], None]) -> None:
         self._config, self._say = config, say
+        self.last_words = LastWords()
         self._relay = Relay(config.runtime_dir, on_up=self._on_up)
-        self._link = DaemonLink(config, on_order=self._relay.tell, hellos=self._relay.hellos, say=say)
+        self._link = DaemonLink(config, on_order=self._on_order, hellos=self._relay.hellos, say=say)
         self._processes = ProcessWatch(self._on_end)
         self._rings = RingFolder(config.ring_dir, is_alive=is_alive)
         self._gpus = _GpuPoll(config.gpu_interval_s)
@@ -85,7 +87,13 @@ class NodeWork:
 
     # What happens
 
+    def _on_order(self, tell: TellRank) -> None:
+        self.last_words.told(tell.order)
+        self._relay.tell(tell)
+
     def _on_up(self, message: ControlUp) -> None:
+        if isinstance(message, RankSaid):
+            self.last_words.heard(message.message)
         if isinstance(message, RankSaid) and isinstance(message.message, RankHello):
             hello = message.message
             self._meet(hello.pid, hello.attempt, hello.rank)

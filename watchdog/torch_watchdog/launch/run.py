@@ -122,27 +122,38 @@ def _silence(watch: Watch, *, started_s: float) -> Callable[[], None]:
 
 
 def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
-    """Reads what is left, writes job.json, says how it went. Returns the exit code where the watchdog decided it."""
+    """Reads what is left, writes job.json, says how it went. Returns the exit code where the watchdog decided it, whatever else fails."""
     own_code = signals.exit_code_of(status)
     outcome = watch.finish(own_code, os.WTERMSIG(status) if os.WIFSIGNALED(status) else None)
     last = watch.last_status()
+    reported = len(last.ranks) if last else watch.ranks_heard()
     end = JobEnd(
         job=watch.job,
         run_dir=str(watch.directory.root),
         exit_code=own_code if outcome.exit_code is None else outcome.exit_code,
         stopped_by_us=outcome.exit_code is not None,
-        ranks_reported=len(last.ranks) if last else 0,
+        ranks_reported=reported,
         ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
         steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
         options=tuple(options),
         command=watch.plan.command,
-        here=str(Path.cwd()),
+        here=_here(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
     )
-    watch.write_end(end.exit_code, _reason(outcome, status), world_size=last.world_size if last else 0, ranks_reported=end.ranks_reported)
-    for line in [*outcome.lines, *summarise(outcome.incidents, end)][:LAST_LINES]:
+    _guarded(
+        lambda: watch.write_end(end.exit_code, _reason(outcome, status), world_size=last.world_size if last else 0, ranks_reported=reported)
+    )
+    for line in [*outcome.lines, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
     return outcome.exit_code
+
+
+def _here() -> str:
+    """The folder that paths are shown relative to; the root where it has been removed meanwhile."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "/"
 
 
 def _reason(outcome: JobOutcome, status: int) -> str:

@@ -59,6 +59,11 @@ class Watch:
         """A rank's first act is to make its ring."""
         return next(self.ring_dir.glob("*.ring"), None) is not None
 
+    def ranks_heard(self) -> int:
+        """How many ranks of this launch have left a trace here: a log, or what they learned. For where no daemon can tell."""
+        traces = [*self.directory.logs.glob("rank-*.log"), *self.directory.contract_file(0).parent.glob("rank-*.json")]
+        return len({path.stem for path in traces})
+
     def finish(self, exit_code: int, signal: int | None) -> JobOutcome:
         return self.node.finish(exit_code, signal)
 

@@ -1,0 +1,37 @@
+"""A job that was stopped ends with the stop's exit code, also where the daemon did not live to say so."""
+
+from __future__ import annotations
+
+from torch_watchdog_agent.node.lastwords import LastWords
+from torch_watchdog_proto.messages import BatchFact, Commit, Hold, Left, Violation
+
+VIOLATION = Violation(kind="batch.index_out_of_range", summary="ids[1] = 70", cause="c", fix="f", batch=BatchFact(key="ids"))
+HOLD = Hold(rank=1, step=4, micro_step=0, violation=VIOLATION)
+
+
+def words(*messages: object) -> LastWords:
+    last = LastWords()
+    for message in messages:
+        if isinstance(message, Commit):
+            last.told(message)
+        else:
+            last.heard(message)  # type: ignore[arg-type]
+    return last
+
+
+def test_a_rank_that_left_on_an_order_ends_the_job_with_its_code() -> None:
+    outcome = words(HOLD, Commit(generation=3, veto=4, exit_code=65), Left(rank=0, generation=3, updates_applied=4)).outcome(0, why="gone")
+    assert outcome.exit_code == 65
+    assert outcome.lines == ("gone", "rank 1, step 4: ids[1] = 70")
+
+
+def test_a_rank_that_failed_of_a_bad_batch_makes_it_bad_data() -> None:
+    assert words(HOLD).outcome(1, why="gone").exit_code == 65
+
+
+def test_a_command_that_ended_well_in_spite_of_a_hold_keeps_its_code() -> None:
+    assert words(HOLD, Commit(generation=1, veto=4, leave=False)).outcome(0, why="gone").exit_code is None
+
+
+def test_an_order_that_nobody_left_on_decides_nothing() -> None:
+    assert words(Commit(generation=1, veto=4)).outcome(0, why="gone").exit_code is None
