@@ -38,11 +38,13 @@ class History:
     def __init__(self, recorder: Recorder | None, loop: Loop) -> None:
         self._recorder, self._loop = recorder, loop
         self._pending: deque[_OpenMicroStep] = deque()
+        self._losses: list[Any] = []  # of the backwards since the last fetch
         self._last_gate_ns = time.monotonic_ns()
 
     def forget(self) -> None:
         self._recorder = None
         self._pending.clear()
+        self._losses.clear()
 
     def said(self, text: str) -> None:
         self.note(text, level=1)
@@ -70,24 +72,30 @@ class History:
         self._pending.append(_OpenMicroStep(step, micro_step, time.time_ns(), loader_ns, evaluation))
 
     def loss_seen(self, loss: Any) -> None:
-        """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived.
-
-        A loop that takes all micro-batches of a step first runs their backwards in the same order.
-        """
-        for micro in self._pending:
-            if micro.loss is None and not micro.evaluation and self._loop.is_open(micro.step):
-                if loss.numel() == 1:
-                    micro.loss = _start_copy(loss.detach()) if loss.is_cuda else float(loss.detach())
-                return
+        """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived."""
+        if loss.numel() == 1 and len(self._losses) < len(self._pending) and self._loop.is_open(self._pending[-1].step):
+            self._losses.append(_start_copy(loss.detach()) if loss.is_cuda else float(loss.detach()))
 
     def flush(self, *, ending: bool = False) -> None:
         """Writes the micro-steps whose loss has arrived, or will not come any more, in order. `ending`: none will come for the open window."""
+        self._assign()
         while self._pending and self._recorder is not None:
             first = self._pending[0]
             loss = _arrived(first.loss)
             if loss is None or (first.loss is None and not ending and not first.evaluation and self._loop.is_open(first.step)):
                 return
             self._write(self._recorder, self._pending.popleft(), loss)
+
+    def _assign(self) -> None:
+        """Gives the losses since the last fetch to the batches that wait for one.
+
+        A loop that took all micro-batches of a step first runs their backwards in the same order. Where there are fewer, the first batches were given up.
+        """
+        losses, self._losses = self._losses, []
+        if losses:
+            waiting = [micro for micro in self._pending if micro.loss is None and not micro.evaluation and micro.step == self._pending[-1].step]
+            for micro, loss in zip(waiting[-len(losses) :], losses, strict=False):
+                micro.loss = loss
 
     @staticmethod
     def _write(recorder: Recorder, micro: _OpenMicroStep, loss: float) -> None:
@@ -105,7 +113,7 @@ class History:
             allocated, reserved, peak = _allocator_bytes()
             self._recorder.write(
                 StepDone(
-                    step=step, time_ns=time.time_ns(), step_ns=now_ns - self._last_gate_ns, micro_steps=self._loop.micro_step + 1,
+                    step=step, time_ns=time.time_ns(), step_ns=now_ns - self._last_gate_ns, micro_steps=self._loop.trained_on,
                     allocated_bytes=allocated, reserved_bytes=reserved, peak_bytes=peak, vetoed=vetoed,
                     updates_applied=self._loop.updates_applied,
                 )

@@ -10,35 +10,43 @@ __all__ = ["Loop"]
 
 
 class Loop:
-    """`step` is the open window, or the next one where none is open; `updates_applied` counts the windows that were applied."""
+    """`step` is the open window, or the next one where none is open; `updates_applied` counts the windows that were applied.
+
+    `micro_step` numbers the batches of the window, evaluation before it included; `trained_on` counts those that are trained on.
+    """
 
     def __init__(self) -> None:
         self.step = 0
         self.micro_step = -1
+        self.trained_on = 0
         self.updates_applied = 0
         self.batches_seen = 0
         self._open = False
         self._closed_once = False
         self._stepped: set[int] = set()  # optimizers that stepped in this window
 
+    def resumed(self, updates_applied: int) -> None:
+        """The training goes on from a checkpoint that holds so many updates; steps are this launch's own, and count from 0."""
+        self.updates_applied = updates_applied
+
     def is_open(self, step: int) -> bool:
         """Whether more may happen in this window."""
         return self._open and step == self.step
 
-    def handed_over(self) -> bool:
-        """A batch is about to be used. True where it opens a new window."""
+    def handed_over(self, *, evaluation: bool = False) -> bool:
+        """A batch is about to be used. True where it is the first of its window to be trained on."""
         self.batches_seen += 1
-        opens = not self._open
-        if opens:
+        if not self._open:
             self._begin()
         self.micro_step += 1
-        return opens
+        self.trained_on += not evaluation
+        return not evaluation and self.trained_on == 1
 
     def _begin(self) -> None:
         if self._closed_once:
             self.step += 1
         self._open, self._closed_once = True, False
-        self.micro_step = -1
+        self.micro_step, self.trained_on = -1, 0
         self._stepped.clear()
 
     def at_gate(self, optimizer: int) -> int:

@@ -286,7 +286,8 @@ def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
         return None
     one.track.batches += 1
     here.dataset = one.track.dataset
-    evaluation = not torch.is_grad_enabled() or here.evaluating()
+    # Trainer fetches the first batch after an evaluation before it puts its model back into training mode.
+    evaluation = not torch.is_grad_enabled() or (one.track is not _training and here.evaluating())
     if not evaluation:
         _training = one.track
     return (here.handed(batch, _checked(here, one, batch), loader_ns=loader_ns, evaluation=evaluation),)
