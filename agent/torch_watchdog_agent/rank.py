@@ -179,7 +179,7 @@ class Rank:
 
     def handed(self, batch: object, checked: Checked | None, *, loader_ns: int, evaluation: bool) -> object:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
-        if self.loop.handed_over():
+        if self.loop.handed_over(evaluation=evaluation):
             self.window.opened()
         self.gate.phase = "eval" if evaluation else "train"
         self.history.batch(checked.stats if checked is not None else (), loader_ns=loader_ns, evaluation=evaluation)
