@@ -185,7 +185,10 @@ class Rank:
         self.history.batch(checked.stats if checked is not None else (), loader_ns=loader_ns, evaluation=evaluation)
         if checked is not None:
             checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
+            held = batch
             batch = self._act_on(batch, checked)
+            if batch is not held:  # what the model gets is what a traced step must learn from
+                checked = self.guard.fetched(batch, indices=None, worker=None)
             self.guard.handed_over(checked, batch)
         if self._clearance is not None:
             self._clearance.handed_over(self.loop.step, self.loop.micro_step)
