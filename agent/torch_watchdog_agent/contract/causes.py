@@ -111,6 +111,22 @@ def _groups(facts: Facts) -> tuple[str, str] | None:
     )
 
 
+def _counts(facts: Facts) -> tuple[str, str] | None:
+    if facts.rule is None or facts.rule.kind not in ("count", "agree", "sum") or facts.fact.derived is None or facts.bound is None:
+        return None
+    found, needed = facts.fact.derived.value, facts.bound.high
+    if facts.rule.kind == "sum":
+        return (
+            f"The lengths in {facts.fact.key} add up to {found}, and there are {needed} rows to split: lengths and values come from different samples.",
+            "Rebuild the lengths from the values that are really in the batch (after truncation and filtering).",
+        )
+    return (
+        f"{facts.fact.derived.expression} is {found}, and there is room for {needed}: the marked positions (placeholder tokens, mask) "
+        f"and the features that go there do not match. Truncation usually cut placeholders off, or the processor belongs to another model.",
+        "Truncate text, not placeholders (a longer max_length), and let the processor of this very model expand them.",
+    )
+
+
 def _batch_norm(facts: Facts) -> tuple[str, str] | None:
     if facts.rule is None or facts.rule.kind != "spread":
         return None
@@ -235,6 +251,13 @@ def _coordinate(facts: Facts) -> tuple[str, str] | None:
 def _offsets(facts: Facts) -> tuple[str, str] | None:
     if facts.rule is None or facts.rule.arg != "offsets":
         return None
+    if facts.rule.kind == "starts":
+        first = facts.fact.element in (None, (0,))
+        wrong = "the first bag must begin at 0" if first else "the offset is smaller than the one before it: bags follow each other"
+        return (
+            f"The bag offset is {facts.value}; {wrong}. A GPU (and a CPU, for some modes) reads memory past its end then.",
+            "Rebuild the offsets from the real lengths of the bags: a cumulative sum that begins with 0.",
+        )
     return (
         f"The bag offset {facts.value} is past the end of the {facts.rows - 1} values: recorded lengths and values disagree.",
         "Rebuild the offsets from the real lengths of the bags.",
@@ -358,7 +381,7 @@ def _plain(facts: Facts) -> tuple[str, str]:
 
 
 _RECOGNISERS: tuple[Callable[[Facts], tuple[str, str] | None], ...] = (
-    *(_not_finite, _dtype, _device, _outlier, _nothing_supervised, _nothing_to_attend, _groups, _batch_norm, _ctc, _offsets),
+    *(_not_finite, _dtype, _device, _outlier, _nothing_supervised, _nothing_to_attend, _groups, _counts, _batch_norm, _ctc, _offsets),
     *(_positions_from_padding, _too_long, _difference, _label_mask_in_inputs, _pad_id, _no_ignore_index, _segments, _coordinate),
     *(_edges, _spans, _positions, _one_logit, _void_class, _unknown_label, _from_one, _head_too_small, _tokens, _plain),
 )

@@ -15,7 +15,7 @@ from torch_watchdog_agent.contract.bounds import BIG
 
 __all__ = ["CONSUMERS", "Kind", "Use", "uses_of"]
 
-Kind: TypeAlias = Literal["range", "some", "ctc", "rows", "groups", "float", "spread"]
+Kind: TypeAlias = Literal["range", "some", "ctc", "rows", "groups", "float", "spread", "starts", "count", "agree", "sum"]
 # range   every element within the range
 # some    at least one element that is not the ignored value (a mean over none is NaN)
 # ctc     labels, input lengths and label lengths fit each other
@@ -23,6 +23,10 @@ Kind: TypeAlias = Literal["range", "some", "ctc", "rows", "groups", "float", "sp
 # groups  a mask with as many cells in each row (the rows are laid side by side afterwards)
 # float   a floating-point dtype
 # spread  more than one value per channel (batch normalisation in training)
+# starts  begins with 0 and never decreases (the bags of an EmbeddingBag; nobody else looks, and memory is read past its end)
+# count   true cells of a mask: at most `rows`, or exactly `rows` where the option says so
+# agree   true cells of a mask: always `rows` so far; the operator itself would take fewer, so that the program decides
+# sum     lengths that add up to `rows`
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,8 +67,25 @@ def _embedding(get: Arguments) -> list[Use]:
 
 def _embedding_bag(get: Arguments) -> list[Use]:
     weight, indices, offsets = get("weight", None), get("indices", None), get("offsets", None)
-    starts = Use(tensors=(offsets,), arg="offsets", rows=indices.numel() + 1)
-    return [*_along(weight, 0, indices, "indices"), starts]
+    places = Use(tensors=(offsets,), arg="offsets", rows=indices.numel() + 1)
+    order = Use(tensors=(offsets,), arg="offsets", kind="starts", rows=1, fixed=True)
+    return [*_along(weight, 0, indices, "indices"), places, order]
+
+
+def _masked_scatter(get: Arguments) -> list[Use]:
+    """Features laid into the cells of a mask (placeholder tokens): fewer cells than features are legal, though seldom meant."""
+    mask, source = get("mask", None), get("source", None)
+    parts = {"tensors": (mask,), "arg": "mask", "rows": source.numel()}
+    return [Use(**parts, kind="count", options={"exact": False}), Use(**parts, kind="agree")]
+
+
+def _put(get: Arguments) -> list[Use]:
+    """`x[mask] = values`: one row of values for each true cell, or one for all."""
+    table, indices, values = get("self", None), get("indices", ()), get("values", None)
+    mask = indices[0] if len(indices) == 1 else None
+    if mask is None or mask.dtype != torch.bool or values.dim() != 1 + table.dim() - mask.dim() or values.shape[0] == 1:
+        return _indexing(get)
+    return [Use(tensors=(mask,), arg="indices[0]", kind="count", rows=int(values.shape[0]), options={"exact": True})]
 
 
 def _dim_index(get: Arguments) -> list[Use]:
@@ -158,7 +179,9 @@ _TABLE: dict[Callable[[Arguments], list[Use]], Sequence[str]] = {
         *("index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"),
         *("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "index_reduce", "index_reduce_"),
     ],
-    _indexing: ["index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"],
+    _indexing: ["index", "_unsafe_index"],
+    _put: ["index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"],
+    _masked_scatter: ["masked_scatter", "masked_scatter_"],
     _nll: ["nll_loss_forward", "nll_loss2d_forward"],
     _take: ["take", "put", "put_"],
     _margin: ["multi_margin_loss"],
@@ -198,4 +221,13 @@ def uses_of(func: Any, position: Mapping[str, int], args: tuple[Any, ...], kwarg
             return args[place]
         return kwargs.get(name, default)
 
-    return [use for use in consumer(get) if all(isinstance(tensor, torch.Tensor) for tensor in use.tensors)]
+    uses = [use for use in consumer(get) if all(isinstance(tensor, torch.Tensor) for tensor in use.tensors)]
+    for use in uses:
+        use.tensors = tuple(_own_part(tensor) for tensor in use.tensors)
+    return uses
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's part on this rank: its limit is that of the whole table, and looking at the whole index would be a collective."""
+    local = None if type(tensor) is torch.Tensor else getattr(tensor, "_local_tensor", None)
+    return tensor if local is None else local

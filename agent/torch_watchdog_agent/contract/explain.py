@@ -16,7 +16,7 @@ from torch_watchdog_agent.contract.causes import explained
 from torch_watchdog_agent.contract.facts import Facts
 from torch_watchdog_agent.contract.findings import Oddity
 from torch_watchdog_agent.contract.frames import Place
-from torch_watchdog_agent.contract.kinds import ctc_frames_needed
+from torch_watchdog_agent.contract.kinds import copies, counted, ctc_frames_needed
 from torch_watchdog_agent.contract.origin import element_ids
 from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import Resolve
@@ -30,6 +30,8 @@ __all__ = ["device_violation", "odd_violation", "plain_violation", "violation_of
 
 _KINDS = {"range": "batch.index_out_of_range", "some": "batch.empty", "rows": "batch.empty", "ctc": "batch.shape", "groups": "batch.shape"}
 _KINDS |= {"float": "batch.dtype", "spread": "batch.shape"}
+_KINDS |= {"starts": "batch.index_out_of_range", "count": "batch.shape", "agree": "batch.shape", "sum": "batch.shape"}
+_COUNTS = ("count", "agree", "sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ def _cell(finding: Finding, origin: Origin, resolve: Resolve) -> tuple[_Cell, De
     rule, mask = finding.rule, finding.mask
     if rule.kind == "float":
         return _Cell(next(iter(rule.recipe.leaves.values())), None, None), None
+    if rule.kind in _COUNTS:
+        return _Cell(next(iter(rule.recipe.leaves.values())), None, None), _count(finding)
     keys = list(dict.fromkeys(rule.recipe.leaves.values()))
     for key in keys:
         ids = _ids(rule, origin, key, resolve)
@@ -132,6 +136,18 @@ def _derived(finding: Finding, ids: torch.Tensor | None, first: int, element: tu
         return Derived(expression="cells of the row that are not hidden", value=0)
     where = finding.mask if ids is None else finding.mask & (ids == first)
     return Derived(expression=expression(rule.recipe), value=finding.values[0][where][0].item())
+
+
+def _count(finding: Finding) -> Derived:
+    what = "sum" if finding.rule.kind == "sum" else "count"
+    found = counted(finding.rule.kind, finding.values[0])
+    return Derived(expression=f"{what}({expression(finding.rule.recipe)})", value=found // _copies(finding))
+
+
+def _copies(finding: Finding) -> int:
+    """A mask that was expanded over the features is counted as it was before."""
+    each = copies(finding.values[0]) if finding.rule.kind != "sum" else 1
+    return each if each and (int(finding.allowed.high) + 1) % each == 0 else 1
 
 
 def _ctc_frames(finding: Finding, element: tuple[int, ...] | None) -> Derived | None:
@@ -207,6 +223,11 @@ def _bound_fact(finding: Finding, fact: BatchFact) -> BoundFact:
         low, high = (2, None) if rule.kind == "spread" else (1, None)
     elif rule.kind in ("float", "groups"):
         low, high = None, None
+    elif rule.kind in _COUNTS:
+        high = (int(allowed.high) + 1) // _copies(finding)
+        low = high if rule.kind != "count" or rule.options["exact"] else 0
+    elif rule.kind == "starts":
+        low, high = _neighbours(finding, fact)
     elif rule.kind == "ctc" and fact.derived is not None and fact.element is not None:
         low, high = 0, int(finding.values[1][fact.element[0]])
     elif not rule.recipe.leaves:
@@ -220,6 +241,12 @@ def _bound_fact(finding: Finding, fact: BatchFact) -> BoundFact:
         source=rule.place.source,
         learned_from=rule.learned_from,
     )
+
+
+def _neighbours(finding: Finding, fact: BatchFact) -> tuple[int, int | None]:
+    """What an offset could have been: 0 the first, and no less than the one before it any other."""
+    place = fact.element[-1] if fact.element else 0
+    return (0, 0) if place == 0 else (int(finding.values[0].reshape(-1)[place - 1]), None)
 
 
 def _also(fact: BatchFact, others: Sequence[Finding], origin: Origin, resolve: Resolve) -> tuple[dict[str, Any], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from torch_watchdog_agent.contract.bounds import Range
 from torch_watchdog_agent.contract.consumers import Kind
 
-__all__ = ["ctc_frames_needed", "offending", "outside"]
+__all__ = ["copies", "counted", "ctc_frames_needed", "offending", "outside"]
 
 
 def outside(values: torch.Tensor, allowed: Range) -> torch.Tensor:
@@ -22,7 +23,7 @@ def outside(values: torch.Tensor, allowed: Range) -> torch.Tensor:
 
 
 def offending(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, options: Mapping[str, Any]) -> torch.Tensor | None:
-    """A mask over the first of `values`, or None where nothing offends. `spread` and `float` have no elements: a mask of one."""
+    """A mask over the first of `values`, or None where nothing offends. Where the whole tensor is meant, the mask has one element."""
     if kind == "spread":
         return torch.ones(1, dtype=torch.bool) if allowed.high < 1 else None
     if kind == "float":
@@ -30,6 +31,8 @@ def offending(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, option
     if kind == "some":
         supervised = values[0].numel() and bool((values[0] != allowed.ignored).any())
         return None if supervised else torch.ones_like(values[0], dtype=torch.bool, device="cpu")
+    if kind in ("count", "agree", "sum"):
+        return None if _adds_up(kind, counted(kind, values[0]), int(allowed.high) + 1, options) else torch.ones(1, dtype=torch.bool)
     if values[0].numel() == 0:
         return None
     bad = _mask(kind, values, allowed, options)
@@ -40,11 +43,43 @@ def _mask(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, options: M
     if kind == "rows":
         hidden = ~values[0].bool() if options["keeps"] else values[0].bool()
         return hidden.all(options["dim"], keepdim=True).expand(hidden.shape)
+    if kind == "starts":
+        return _starts(values[0])
     if kind == "groups":
         return _unequal(values[0])
     if kind == "ctc":
         return _ctc_misfits(values, allowed, options)
     return outside(values[0], allowed)
+
+
+def counted(kind: Kind, values: torch.Tensor) -> int:
+    """The sum of lengths, or the true cells of a mask. A mask is mostly expanded over the features: one of the copies is counted."""
+    if kind == "sum":
+        return int(values.sum())
+    whole = int(values.numel())
+    for dim, stride in enumerate(values.stride()):
+        if stride == 0:
+            values = values.narrow(dim, 0, min(1, values.shape[dim]))
+    return int(torch.count_nonzero(values)) * (whole // max(1, int(values.numel())))
+
+
+def copies(mask: torch.Tensor) -> int:
+    """How often each cell of an expanded mask is there."""
+    return prod([int(length) for length, stride in zip(mask.shape, mask.stride(), strict=True) if stride == 0])
+
+
+def _adds_up(kind: Kind, found: int, expected: int, options: Mapping[str, Any]) -> bool:
+    if kind == "count":
+        return found == expected or expected == 1 if options["exact"] else found <= expected
+    return found == expected
+
+
+def _starts(offsets: torch.Tensor) -> torch.Tensor:
+    bad = torch.zeros_like(offsets, dtype=torch.bool)
+    if offsets.dim() == 1:
+        bad[0] = offsets[0] != 0
+        bad[1:] = offsets[1:] < offsets[:-1]
+    return bad
 
 
 def _unequal(mask: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,7 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
 
     def _before(self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._hold_compile()
-        for use in uses_of(func, schema.position, args, kwargs):
+        for use in uses_of(func, schema.position, args, kwargs) or self.watchers.comes(schema.name, args):
             self._consume(use, schema.name, func, args)
 
     def _consume(self, use: Use, name: str, func: Any, args: tuple[Any, ...]) -> None:
@@ -148,4 +148,5 @@ def _trimmed(name: str) -> str:
     name = name.strip("_")
     for ending in ("_forward_only", "_forward"):
         name = name.removesuffix(ending)
+    name = name.removesuffix("_with_sizes")
     return {"nll_loss2d": "nll_loss", "index_put_impl": "index_put", "unsafe_index": "index"}.get(name, name)

@@ -70,7 +70,11 @@ def _mended_cells(leaves: Leaves, findings: Sequence[Finding], resolve: Resolve)
                 hits = hits[:1]
             if hits.numel():
                 tensor = changed.get(key, leaves[key]).clone()
-                tensor.reshape(-1)[hits] = _legal(finding)
+                if finding.rule.kind == "starts":
+                    tensor[0] = 0
+                    tensor = tensor.cummax(0).values
+                else:
+                    tensor.reshape(-1)[hits] = _legal(finding)
                 changed[key] = tensor
     return changed
 

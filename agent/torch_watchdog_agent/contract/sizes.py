@@ -50,7 +50,7 @@ def fresh(value: int, shapes: Shapes, inputs: Sequence[tuple[int, ...]] = ()) ->
 def _batch_readings(value: int, key: str, shape: tuple[int, ...]) -> Iterator[Reading]:
     for dim, length in enumerate(shape):
         yield ("size", key, dim, value - length)
-        if length > 1 and value > length and value % length == 0:
+        if length and value > length and value % length == 0:
             yield ("times", key, dim, value // length)
         if length > value > 1 and length % value == 0:
             yield ("part", key, dim, length // value)

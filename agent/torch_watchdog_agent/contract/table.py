@@ -42,12 +42,15 @@ def _row(rule: Rule) -> dict[str, Any]:
 
 
 def _bound(rule: Rule, rows: Any) -> dict[str, Any]:
-    if rule.kind not in ("range", "ctc", "spread"):
+    if rule.kind not in ("range", "ctc", "spread", "count", "agree", "sum"):
         return {"low": None, "high": None, "ignored": [] if rule.ignored is None else [rule.ignored]}
     if isinstance(rows, Size) and size_words(rows).isdecimal():
         rows = int(size_words(rows))
     high = None if isinstance(rows, int) and rows >= BIG else rows - 1 if isinstance(rows, int) else f"{size_words(rows)} - 1"
     low: Any = rule.low
+    if rule.kind in ("count", "agree", "sum"):
+        high = rows if isinstance(rows, int) else size_words(rows)
+        low = high if rule.kind != "count" or rule.options["exact"] else 0
     if rule.wraps:
         low = -rows if isinstance(rows, int) else f"-{size_words(rows)}"
     return {"low": low, "high": high, "ignored": [] if rule.ignored is None else [rule.ignored]}

@@ -100,6 +100,14 @@ class Tape:
             self.leaves[number] = leaf
             self._kept.append(tensor)
 
+    def leaf_that_lists(self, numbers: Sequence[int]) -> torch.Tensor | None:
+        """The tensor of the batch that holds exactly these whole numbers."""
+        wanted = [int(number) for number in numbers]
+        for leaf in self._kept:
+            if leaf.dim() == 1 and len(leaf) == len(wanted) and leaf.dtype in (torch.int64, torch.int32) and leaf.tolist() == wanted:
+                return leaf
+        return None
+
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         known = self._values.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None

@@ -1,6 +1,7 @@
-"""Limits that show only in how operators follow each other: a mask before a softmax, rows laid side by side after a selection.
+"""Limits that show only in how operators follow each other: a mask before a softmax, rows laid side by side after a selection, lengths of the
+batch that went through a list and come back as the sizes of a split.
 
-Owns the two patterns; reports them as uses, like a consumer's. Knows nothing of how uses are judged.
+Owns the patterns; reports them as uses, like a consumer's. Knows nothing of how uses are judged.
 """
 
 from __future__ import annotations
@@ -65,6 +66,14 @@ class Watchers:
             self._carry(args[0], made)
         elif name in _SPREADS:
             yield from self._spread(args)
+
+    def comes(self, name: str, args: tuple[Any, ...]) -> list[Use]:
+        """Asked before the operator runs: a split into the very lengths that a tensor of the batch lists."""
+        if not name.endswith("split_with_sizes") or len(args[1]) < 2:
+            return []
+        lengths = self._tape.leaf_that_lists(args[1])
+        dim = args[2] if len(args) > 2 else 0
+        return [] if lengths is None else [Use(tensors=(lengths,), arg="split_sizes", kind="sum", rows=int(args[0].shape[dim]))]
 
     def _put(self, tensor: Any, note: Note) -> None:
         if isinstance(tensor, torch.Tensor):

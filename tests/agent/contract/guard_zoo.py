@@ -309,7 +309,8 @@ def bags() -> Family:
     def step(model: nn.Module, batch: Batch) -> None:
         F.binary_cross_entropy(model(batch["values"], batch["offsets"]), batch["y"]).backward()
 
-    return Family("bags", Bags(), clean, step, [put("values", 40), put("y", 2.0), put("y", -1.0)])
+    bad = [put("values", 40), put("y", 2.0), put("y", -1.0), put_at("offsets", 0, 1), put_at("offsets", -1, 99), put_at("offsets", -1, -1)]
+    return Family("bags", Bags(), clean, step, bad)
 
 
 class Offset(nn.Module):

@@ -18,7 +18,7 @@ from torch_watchdog_agent.contract.consumers import CONSUMERS, uses_of
 from torch_watchdog_agent.contract.findings import Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
-from torch_watchdog_agent.contract.kinds import ctc_frames_needed, offending, outside
+from torch_watchdog_agent.contract.kinds import copies, counted, ctc_frames_needed, offending, outside
 from torch_watchdog_agent.contract.nodes import schema_of
 from torch_watchdog_agent.contract.signature import Scalars
 from torch_watchdog_agent.contract.sizes import AmbiguousSizeError, Size, fresh, merged, resolved
@@ -305,3 +305,31 @@ def test_only_what_was_never_so_before_is_odd() -> None:
         assert look(torch.ones(8, 40)) == []
     assert look(torch.ones(8, 400)) == []
     assert look(torch.ones(8, 4000)) == ["batch.size_outlier"]
+
+
+# Counts
+
+
+def test_bags_begin_at_0_and_never_run_backwards() -> None:
+    fits = Range(low=0, high=0)
+    assert offending("starts", [tensor(0, 3, 3, 6)], fits, {}) is None
+    assert offending("starts", [tensor(1, 3)], fits, {}).tolist() == [True, False]
+    assert offending("starts", [tensor(0, 4, 2, 6)], fits, {}).tolist() == [False, False, True, False]
+    assert offending("starts", [torch.empty(0, dtype=torch.long)], fits, {}) is None
+
+
+def test_a_mask_that_was_expanded_over_features_is_counted_without_being_laid_out() -> None:
+    mask = tensor(1, 0, 1)[:, None].bool().expand(3, 8)
+    assert (counted("count", mask), copies(mask)) == (16, 8)
+    assert counted("count", mask.contiguous()) == 16
+    assert counted("count", torch.zeros(2, 0, dtype=torch.bool).expand(3, 2, 0)) == 0
+    assert counted("sum", tensor(3, 4)) == 7
+
+
+def test_a_scatter_takes_more_features_than_cells_and_an_assignment_does_not() -> None:
+    mask, room = torch.tensor([True, True, False]), Range(low=0, high=2)  # three rows
+    verdicts = {kind: offending(kind, [mask], room, {"exact": exact}) is None for kind, exact in (("count", False), ("agree", False))}
+    assert verdicts == {"count": True, "agree": False}
+    assert offending("count", [mask], room, {"exact": True}) is not None
+    assert offending("count", [mask], Range(low=0, high=0), {"exact": True}) is None  # one row of values goes to every cell
+    assert offending("count", [torch.ones(4, dtype=torch.bool)], room, {"exact": False}) is not None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from guard_loop import Loop
 from guard_zoo import FAMILIES, Bad, Family
+from guard_zoo_counts import COUNTED
 
 from torch_watchdog_agent.contract.flatten import leaves_of
 
@@ -108,6 +109,11 @@ def step_fails(family: Family, batch) -> bool:
     return False
 
 
+def out_of_order(violation) -> bool:
+    """Bags that run backwards: no CPU says so, memory is read past its end, and the process may be gone."""
+    return violation is not None and violation.batch.key in ("offsets", "ends") and "before it" in violation.cause
+
+
 def differential(name: str, rounds: int) -> tuple[list, list]:
     """(harmless but blamed, harmful but missed) over random corruptions."""
     family, loop, _ = taught(name, 60)
@@ -120,6 +126,8 @@ def differential(name: str, rounds: int) -> tuple[list, list]:
         again = dict(leaves_of(batch).items())
         if found.checked.violation is not None:
             assert all(torch.equal(before[key], again[key]) for key in before), "the check changed the batch"
+        if out_of_order(found.violation):
+            continue
         harmful = found.raised is not None or step_fails(family, batch)
         if harmful and found.violation is None:
             missed.append((found.raised, found.checked))
@@ -149,4 +157,5 @@ def test_much_random_corruption_is_blamed_where_the_step_would_fail(name: str) -
 
 def test_every_family_with_an_index_has_bad_batches() -> None:
     assert {name for name, make in FAMILIES.items() if not make().bad} == {"through_python", "codebook"}
+    assert set(FAMILIES) >= COUNTED
     assert all(isinstance(bad, Bad) for make in FAMILIES.values() for bad in make().bad)
