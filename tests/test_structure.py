@@ -179,7 +179,7 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else_importable(tmp_path
     top = {name.partition("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == set(ROOTS.values())
     assert len([name for name in top if name.endswith(".dist-info")]) == 1
-    assert "torch_watchdog_agent/_shim/sitecustomize.py" in names
+    assert {"torch_watchdog_agent/_shim/sitecustomize.py", "torch_watchdog_proto/incident.schema.json"} <= set(names)
     assert not [name for name in names if "__pycache__" in name]
 
 

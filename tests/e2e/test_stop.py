@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import jsonschema
@@ -13,7 +12,7 @@ from launching import Ended, launch, script, torchrun, watchdog
 pytestmark = pytest.mark.e2e
 
 BAD = 38  # meets rank 1 at step 4
-SHARED = Path(os.environ.get("TORCH_WATCHDOG_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+SCHEMA = Path(__file__).resolve().parents[2] / "proto" / "torch_watchdog_proto" / "incident.schema.json"
 
 
 def stopped_step(ended: Ended) -> int:
@@ -31,7 +30,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def test_the_job_ends_with_65_and_one_incident_by_the_schema(stopped: Ended) -> None:
     assert stopped.code == 65, stopped.err
     (incident,) = stopped.incidents
-    jsonschema.validate(incident, json.loads((SHARED / "schema" / "incident.schema.json").read_text()))
+    jsonschema.validate(incident, json.loads(SCHEMA.read_text()))
 
 
 def test_the_incident_names_rank_step_sample_element_value_range_op_and_module(stopped: Ended) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from torch_watchdog.job.job import Job
 from torch_watchdog_proto import messages as m
 
 REPO = Path(__file__).resolve().parents[3]
-SCHEMA = Path(os.environ.get("TORCH_WATCHDOG_SHARED", REPO.parent / "shared")) / "schema" / "incident.schema.json"
+SCHEMA = REPO / "proto" / "torch_watchdog_proto" / "incident.schema.json"
 HELLO = m.NodeHello(job="job", node="node", version="0.1.0", policy="stop", command=("train",), run_dir="/runs/job", session="s")
 BAD_TOKEN = m.Violation(
     kind="batch.index_out_of_range",
