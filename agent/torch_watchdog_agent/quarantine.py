@@ -14,8 +14,9 @@ from typing import Any
 
 from torch_watchdog_proto.messages import Violation
 
-__all__ = ["Quarantine", "dataset_name"]
+__all__ = ["FILE_NAME", "Quarantine", "dataset_name"]
 
+FILE_NAME = "quarantine.jsonl"
 MAX_FILE_BYTES = 64 << 20
 
 
@@ -33,16 +34,26 @@ class Quarantine:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._before: dict[str, dict[str, Any]] = {}  # of the checkpoint that was resumed from, each by its own line
         self._seen: dict[str, frozenset[int]] = {}
 
     @property
     def holds_any(self) -> bool:
         return bool(self._seen)
 
+    def take_over(self, path: Path) -> int:
+        """Those of the checkpoint that is resumed from are left out, too; returns how many of them the run did not know."""
+        self._before = {json.dumps(entry): entry for entry in _entries(path)}
+        return len(self._before.keys() - {json.dumps(entry) for entry in _entries(self._file)})
+
+    def lines(self) -> tuple[str, ...]:
+        """All that this run leaves out, as a file would hold it, for a checkpoint."""
+        return tuple({**self._before, **{json.dumps(entry): entry for entry in _entries(self._file)}})
+
     def reload(self) -> None:
         """Reads the file again: at the begin of each pass over the data, because the other ranks may have added to them."""
         found: dict[str, set[int]] = {}
-        for entry in _entries(self._file):
+        for entry in (*self._before.values(), *_entries(self._file)):
             found.setdefault(entry["dataset"], set()).add(entry["dataset_index"])
         self._seen = {name: frozenset(indices) for name, indices in found.items()}
 

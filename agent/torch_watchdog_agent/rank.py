@@ -20,7 +20,7 @@ from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.loop import Loop
-from torch_watchdog_agent.quarantine import Quarantine
+from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
 from torch_watchdog_agent.recorder import Recorder
 from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.saver import Saver
@@ -80,7 +80,7 @@ class Rank:
         self.guard = Guard(say=self.say, on_refused=self._refused)
         self.saver = Saver(self, leave=leave)
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
-        self.quarantine = Quarantine(Path(config.run_dir) / "quarantine.jsonl")
+        self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
         self._contract_written = ""
         self._gates_seen = self._trains_in_eval = False
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
@@ -141,6 +141,13 @@ class Rank:
         self.history.flush(ending=True)
         self.write_contract()
         self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
+
+    def resumed(self, path: Path, *, updates_applied: int) -> None:
+        """The training goes on from the checkpoint at `path`: what was left out before stays out."""
+        self.loop.resumed(updates_applied)
+        count = self.quarantine.take_over(path / FILE_NAME)
+        if count:
+            self.say(f"{count} bad sample(s) stay left out; once they are mended, remove {path / FILE_NAME}")
 
     def forget_in_child(self) -> None:
         """After a fork: ring and socket belong to the parent."""

@@ -46,8 +46,9 @@ class Saver:
         rank.tell(Saving(rank=rank.identity.rank, generation=commit.generation, updates_applied=rank.loop.updates_applied))
         self.busy = True
         try:
-            rank.tell(self._write(commit))
-            return self._finish(commit)
+            saved = self._write(commit)
+            rank.tell(saved)
+            return self._finish(commit, saved)
         finally:
             self.busy = False
 
@@ -59,44 +60,49 @@ class Saver:
         rank, who = self._rank, self._rank.identity
         try:
             part = checkpoint.save_at(
-                partial_directory(commit), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),
-                rng=RngState.capture(), rank=who.rank, world_size=who.world_size, say=rank.say, timeout_s=commit.grace_s,
+                Path(commit.path), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),
+                rng=RngState.capture(), rank=who.rank, world_size=who.world_size, say=rank.say, left_out=rank.quarantine.lines(),
+                timeout_s=commit.grace_s,
             )  # fmt: skip
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the coordinator
-            return self._saved(commit, error=f"{type(error).__name__}: {error}"[:500])
-        return self._saved(commit, finite=part.finite, files=part.files, format=part.format)
+            return self._saved(commit.path, commit, error=f"{type(error).__name__}: {error}"[:500])
+        return self._saved(str(part.path), commit, finite=part.finite, files=part.files, format=part.format)
 
-    def _saved(self, commit: Commit, **fields: Any) -> Saved:
+    def _saved(self, path: str, commit: Commit, **fields: Any) -> Saved:
         return Saved(
-            rank=self._rank.identity.rank, generation=commit.generation, updates_applied=self._rank.loop.updates_applied, path=commit.path, **fields
+            rank=self._rank.identity.rank, generation=commit.generation, updates_applied=self._rank.loop.updates_applied, path=path, **fields
         )  # fmt: skip
 
-    def _finish(self, commit: Commit) -> bool:
+    def _finish(self, commit: Commit, saved: Saved) -> bool:
         gate = self._rank.gate
         # A central daemon has a grace time of its own: the launch's is what the user of this job asked for.
         deadline = gate.clock() + min(commit.grace_s, self._rank.config.grace_s)
         answer = gate.answer(commit.generation, deadline=deadline)
         if isinstance(answer, WriteCommitted):
-            self._seal(commit, answer)
+            self._seal(commit, answer, Path(saved.path))
             answer = gate.answer(commit.generation, deadline=deadline, beyond=WriteCommitted)
-        return not isinstance(answer, WriteCommitted) and answer.committed
+        committed = not isinstance(answer, WriteCommitted) and answer.committed
+        if not committed:
+            self._discard(Path(saved.path))
+        return committed
 
-    def _seal(self, commit: Commit, order: WriteCommitted) -> None:
+    def _discard(self, path: Path) -> None:
+        """Nothing half written stays that a person could take for a checkpoint. The lowest rank's work, which is the one that seals."""
+        from torch_watchdog_agent.checkpoint.save import discard
+
+        if self._rank.identity.rank == 0:
+            discard(path)
+
+    def _seal(self, commit: Commit, order: WriteCommitted, path: Path) -> None:
         from torch_watchdog_agent.checkpoint import manifest
 
         rank = self._rank
         facts = {**order.manifest, "job": rank.config.job, "attempt": rank.identity.attempt, "world_size": rank.identity.world_size}
         try:
-            manifest.commit(partial_directory(commit), Path(commit.path), facts, good=order.good)
+            manifest.commit(path, facts, good=order.good, ours=path == Path(commit.path))
             error = None
         except Exception as problem:  # noqa: BLE001  the others wait for a word
             error = f"{type(problem).__name__}: {problem}"[:500]
         rank.tell(Committed(rank=rank.identity.rank, generation=order.generation, error=error))
-
-
-def partial_directory(commit: Commit) -> Path:
-    """Where the parts are written until all are whole: a name that nobody takes for a checkpoint."""
-    path = Path(commit.path)
-    return path.with_name(f"{path.name}.partial")

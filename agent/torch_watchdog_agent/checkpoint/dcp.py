@@ -7,7 +7,7 @@ tensors that differ between ranks into `rank-R.*`. Knows nothing of orders, mani
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ import torch.distributed.checkpoint as torch_dcp
 from torch_watchdog_agent.checkpoint.files import digested, sync
 from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
 from torch_watchdog_agent.checkpoint.guard import quietly
-from torch_watchdog_agent.checkpoint.part import SavedPart, empty_folder
+from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
 from torch_watchdog_agent.checkpoint.peers import Peers
-from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
-from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.state import gather_state, is_plain_tensor, local_tensors
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
@@ -28,35 +27,32 @@ FORMAT = "dcp"
 
 
 def write(
-    directory: Path,
+    path: Path,
     subjects: Subjects,
     peers: Peers,
-    *,
-    updates_applied: int,
-    position: LoaderPosition,
-    rng: RngState,
-    say: Callable[[str], None],
+    moment: Moment,
 ) -> SavedPart:
     """Write, flush and digest this rank's part. Collective."""
+    directory = beside(path, "partial")
     peers.agree_own(lambda: empty_folder(directory) if peers.first else None)
     with quietly():
         state, left_out = peers.agree_own(lambda: gather_state(subjects.now()))
     for line in left_out:
-        say(f"not in the checkpoint: {line}")
+        moment.say(f"not in the checkpoint: {line}")
     shared, own = split_own(state, peers)
     _write_shared(shared, directory, peers)
     mine = RankFile(
         rank=peers.rank,
         world_size=peers.count,
-        updates_applied=updates_applied,
-        position=position,
-        rng=rng,
+        updates_applied=moment.updates_applied,
+        position=moment.position,
+        rng=moment.rng,
         finite=all_finite(tensor for value in state.values() for tensor in local_tensors(value)),
         own=own,
         not_covered=subjects.not_covered() + left_out,
     )
     files = peers.agree_own(lambda: _finish(mine, directory, peers))
-    return SavedPart(files=files, finite=mine.finite, format=FORMAT, not_covered=mine.not_covered)
+    return SavedPart(path=path, files=files, finite=mine.finite, format=FORMAT, not_covered=mine.not_covered)
 
 
 def split_own(state: Mapping[str, Any], peers: Peers) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """From written parts to a checkpoint that may be called good: manifest, final name, COMMITTED, rotation; and the way back: is it whole.
 
-Owns the names in a folder of checkpoints: `step-S.partial` while it is written, `step-S` once it is whole, `step-S.not-good` where it holds
-NaN or infinity. COMMITTED is written last and removed first, so that a folder that has it is whole. Imports no torch.
+Owns the names in a folder of checkpoints: `partial.step-S` while it is written, `step-S` once it is whole, `not-good.step-S` where it holds
+NaN or infinity. COMMITTED is written last and removed first, so that a folder that has it is whole; the good name comes after it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
 from torch_watchdog_agent.checkpoint.files import sha256, sync, write_json
+from torch_watchdog_agent.checkpoint.places import beside
 
 MANIFEST = "watchdog.json"
 COMMITTED = "COMMITTED"
 KEPT = 3
 
-_FINISHED = re.compile(r"step-(\d+)(?:\.replaced|\.not-good)?")
-_PARTIAL = re.compile(r"step-(\d+)\.partial")
+_FINISHED = re.compile(r"(?:replaced\.|not-good\.)?step-(\d+)")
+_PARTIAL = re.compile(r"partial\.step-(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,26 +37,37 @@ class Checkpoint:
     good: bool
 
 
-def commit(partial: Path, final: Path, manifest: Mapping[str, Any], *, good: bool) -> Path:
+def commit(final: Path, manifest: Mapping[str, Any], *, good: bool, ours: bool = True) -> Path:
     """Give the written parts their final name; the lowest saver's work. Returns the final path.
 
     `manifest["files"]` lists every part as {name, size, sha256}. Raises CheckpointError, and commits nothing, where a part is missing or
-    has another size. A checkpoint that is not good never takes the name of a good one.
+    has another size. A checkpoint that is not good never takes the name of a good one. `ours`: the folder around it is, so older ones go.
     """
+    partial = beside(final, "partial")
     _refuse_missing(partial, manifest["files"])
     write_json(partial / MANIFEST, {**_defaults(manifest), **manifest, "good": good})
+    if good:
+        write_json(partial / COMMITTED, {"manifest_sha256": sha256(partial / MANIFEST)})
     sync(partial)
-    place = final if good else final.with_name(f"{final.name}.not-good")
-    if place.exists():
-        # A job that was resumed may stop at the same step again: a good folder steps aside and stays good until the new one is.
-        place.rename(_replaced(place)) if good else shutil.rmtree(place)
+    place = final if good else beside(final, "not-good")
+    aside = _step_aside(place) if place.exists() else None
     partial.rename(place)
     sync(place.parent)
-    if good:
-        write_json(place / COMMITTED, {"manifest_sha256": sha256(place / MANIFEST)})
-        shutil.rmtree(_replaced(place), ignore_errors=True)
-    rotate(place.parent)
+    if aside is not None and (aside / MANIFEST).exists():
+        remove(aside)  # one of ours, of the same step; what a framework wrote there stays
+    if ours:
+        rotate(place.parent)
     return place
+
+
+def _step_aside(place: Path) -> Path:
+    """A job that was resumed may stop at the same step again: the folder that is there stays what it is until the new one is there."""
+    aside = beside(place, "replaced")
+    if aside.exists():
+        aside = aside.with_name(f"{aside.name}.{time.time_ns()}") if not (aside / MANIFEST).exists() else aside
+        shutil.rmtree(aside, ignore_errors=True)
+    place.rename(aside)
+    return aside
 
 
 def newest_committed(checkpoints_dir: Path) -> Path | None:
@@ -161,7 +173,3 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _replaced(place: Path) -> Path:
-    return place.with_name(f"{place.name}.replaced")

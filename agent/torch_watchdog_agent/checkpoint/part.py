@@ -1,23 +1,40 @@
-"""One rank's part of a checkpoint: the words that both ways of writing one share."""
+"""One rank's part of a checkpoint: the words that all ways of writing one share."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch_watchdog_agent.checkpoint.files import sync
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_proto.messages import SavedFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPart:
-    """What this rank wrote, read back and digested. `finite`: no NaN or infinity in anything that this rank holds."""
+    """What this rank wrote, read back and digested. `path`: the name that the whole will have; until then it lies beside it, as `partial.NAME`.
 
+    `finite`: no NaN or infinity in anything that this rank holds.
+    """
+
+    path: Path
     files: tuple[SavedFile, ...]
     finite: bool
     format: str
     not_covered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When the checkpoint is taken: the place in the data, and the generators as they are."""
+
+    updates_applied: int
+    position: LoaderPosition
+    rng: RngState
+    say: Callable[[str], None]
 
 
 def empty_folder(directory: Path) -> None:

@@ -45,14 +45,14 @@ class Peers:
     def agree_own(self, work: Callable[[], T]) -> T:
         """Run `work` on every rank; its result here, or the same CheckpointError everywhere where it failed on any."""
         result: Any = None
-        cause: Exception | None = None
+        cause: BaseException | None = None
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - raised again below, on all ranks alike
+        except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; raised again below, on all ranks alike
             cause = error
         told = self.gather(None if cause is None else f"{type(cause).__name__}: {cause}")
         failures = [f"rank {index}: {failure}" for index, failure in enumerate(told) if failure]
-        if isinstance(cause, CheckpointError):
+        if isinstance(cause, (CheckpointError, KeyboardInterrupt, SystemExit)):
             raise cause
         if failures:
             raise CheckpointError("; ".join(failures)) from cause

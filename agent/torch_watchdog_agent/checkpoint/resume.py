@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_agent.checkpoint import callback
+from torch_watchdog_agent.checkpoint import by_accelerate, by_lightning, by_trainer, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
 from torch_watchdog_agent.checkpoint.guard import marked_busy, quietly
+from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer
@@ -81,8 +82,10 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
     rank, world_size = _rank_and_world(path)
     with marked_busy(), quietly(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
         manifest = peers.agree_own(lambda: _accepted(path, peers))
+        peers.agree_own(lambda: _refuse_foreign(path, manifest["format"], target))
         mine, is_own = peers.agree_own(lambda: _rank_file(path, manifest, peers, needs_position=loader is not None))
         peers.agree_own(lambda: _load(path, manifest, target, mine, peers))
+    _tell_rank(path, mine.updates_applied)
     if loader is not None:
         from torch_watchdog_agent.hooks.loader import resume_at
 
@@ -135,8 +138,9 @@ def _rank_file(path: Path, manifest: Mapping[str, Any], peers: Peers, *, needs_p
 
 
 def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: RankFile, peers: Peers) -> None:
-    if manifest["format"] == callback.FORMAT:
-        _refuse_objects(path, target)
+    if manifest["format"] == by_accelerate.FORMAT and target.models:
+        _accelerator(path, target).load_state(str(path))
+    if manifest["format"] != dcp.FORMAT:
         return
     from torch_watchdog_agent.checkpoint.load import Stored, load_state
 
@@ -146,12 +150,38 @@ def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: 
     load_state(stored, target)
 
 
-def _refuse_objects(path: Path, target: TrainingState) -> None:
-    if target.models or target.optimizers or target.schedulers or target.scalers:
-        what = "its files were written by the function that was given to on_checkpoint()"
-        raise RestoreError(
-            path, what, "Load them with your own code, and call restore(model=None, loader=...) for generators and data order"
-        )
+_TAKEN_BY = {
+    callback.FORMAT: "its files were written by the function that was given to on_checkpoint()",
+    by_lightning.FORMAT: f"Lightning wrote it: trainer.fit(..., ckpt_path={by_lightning.FILE!r} in it) takes it",
+}
+
+
+def _refuse_foreign(path: Path, form: str, target: TrainingState) -> None:
+    """What another's code wrote only that code can read; generators and the place in the data are ours, but not in a Trainer's folder."""
+    if form == by_trainer.FORMAT:
+        raise RestoreError(path, "transformers wrote it", "Give it to trainer.train(resume_from_checkpoint=...)")
+    if form in _TAKEN_BY and (target.models or target.optimizers or target.schedulers or target.scalers):
+        more = "Load them with that, and call restore(model=None, loader=...) for generators and data order"
+        raise RestoreError(path, _TAKEN_BY[form], more)
+
+
+def _accelerator(path: Path, target: TrainingState) -> Any:
+    """The Accelerator that the given objects were prepared by: it loads all that it has prepared."""
+    wanted = {id(parameter) for model in target.models for parameter in model.parameters()}
+    for accelerator in instances("accelerate.accelerator", "Accelerator"):
+        if wanted <= {id(parameter) for model in accelerator._models for parameter in model.parameters()}:
+            return accelerator
+    more = "Call restore() after accelerator.prepare(), or accelerator.load_state() yourself and then restore(model=None, loader=...)"
+    raise RestoreError(path, "accelerate wrote it, and no Accelerator has prepared the model", more)
+
+
+def _tell_rank(path: Path, updates_applied: int) -> None:
+    """Where this launch is watched: what was left out stays out, and updates are counted on."""
+    from torch_watchdog_agent.hooks.active import rank
+
+    here = rank()
+    if here is not None:
+        here.resumed(path, updates_applied=updates_applied)
 
 
 def _refuse_hand_made_shards(path: Path, savers: Iterable[int], small: Mapping[str, Any]) -> None:

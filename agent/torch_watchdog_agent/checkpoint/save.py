@@ -1,11 +1,20 @@
-"""Writes this rank's part of a checkpoint at a boundary: the user's own function where there is one, torch's distributed checkpoint otherwise."""
+"""Writes this rank's part of a checkpoint at a boundary, in the form that the user resumes from.
+
+Owns the choice of that form, and that nothing half written is left behind.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from torch_watchdog_agent.checkpoint.part import SavedPart
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
+from torch_watchdog_agent.checkpoint.foreign import Writer
+from torch_watchdog_agent.checkpoint.part import Moment, SavedPart
+from torch_watchdog_agent.checkpoint.peers import Peers
+from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects
@@ -14,7 +23,7 @@ SAVE_TIMEOUT_S = 300.0  # how long a rank waits for the slowest one's part
 
 
 def save_at(
-    directory: Path,
+    path: Path,
     subjects: Subjects,
     *,
     updates_applied: int,
@@ -23,20 +32,82 @@ def save_at(
     rank: int,
     world_size: int,
     say: Callable[[str], None],
+    left_out: tuple[str, ...] = (),
     timeout_s: float = SAVE_TIMEOUT_S,
 ) -> SavedPart:
-    """Collective over all ranks: write into `directory` (a temporary name, made anew), flush, digest. Raises CheckpointError on all or none.
+    """Collective over all ranks: write, flush, digest; raises CheckpointError on all or none. The part says where the whole belongs.
 
-    The training is as it was afterwards: no optimizer is stepped, generators are put back.
+    `path`: where it belongs unless a framework has a place of its own. It lies beside that, as `partial.NAME`, until it is committed. `left_out`: the lines
+    of the quarantine. The training is as it was afterwards: no optimizer is stepped, generators are put back.
     """
-    from torch_watchdog_agent.checkpoint import callback, dcp
     from torch_watchdog_agent.checkpoint.guard import marked_busy
     from torch_watchdog_agent.checkpoint.peers import peers_of
 
-    write = dcp.write if callback.registered() is None else callback.write
     before = RngState.capture()
     try:
         with marked_busy(), peers_of(rank, world_size, timeout_s=timeout_s) as peers:
-            return write(directory, subjects, peers, updates_applied=updates_applied, position=position, rng=rng, say=say)
+            part = _save(path, subjects, peers, Moment(updates_applied=updates_applied, position=position, rng=rng, say=say))
+            _write_left_out(beside(part.path, "partial"), left_out, peers)
+            return part
     finally:
         before.restore()
+
+
+def chosen(path: Path, subjects: Subjects, position: LoaderPosition) -> Writer | None:
+    """Whose code writes it: the user's function, else the framework that owns the loop. None: torch's distributed checkpoint."""
+    from torch_watchdog_agent.checkpoint import by_accelerate, by_lightning, by_trainer, callback
+
+    return callback.writer(path) or by_trainer.writer(position) or by_lightning.writer(path) or by_accelerate.writer(path, subjects)
+
+
+def _save(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> SavedPart:
+    from torch_watchdog_agent.checkpoint import callback, dcp, foreign
+
+    writer = _agreed(path, subjects, peers, moment)
+    if writer is not None:
+        try:
+            return _without_trace(writer.path, peers, lambda: foreign.write(writer, subjects, peers, moment))
+        except CheckpointError as error:
+            if writer.format == callback.FORMAT:
+                raise
+            moment.say(f"{writer.by} could not write the checkpoint ({error}); writing it with torch.distributed.checkpoint instead")
+    return _without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
+
+
+def _agreed(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> Writer | None:
+    """The same choice on every rank, or none: a framework of another version, with other insides, is passed over."""
+    writer: Writer | None = None
+    try:
+        writer = chosen(path, subjects, moment.position)
+    except Exception as error:  # noqa: BLE001  whatever such a framework raises
+        moment.say(f"the framework's own checkpoint cannot be used ({type(error).__name__}: {error})")
+    choices = set(peers.gather(None if writer is None else (writer.format, str(writer.path))))
+    return writer if len(choices) == 1 else None
+
+
+def _without_trace(path: Path, peers: Peers, write: Callable[[], SavedPart]) -> SavedPart:
+    """What fails leaves nothing behind that a person could take for a checkpoint."""
+    try:
+        return write()
+    except BaseException:
+        if peers.first:
+            discard(path)
+        raise
+
+
+def discard(path: Path) -> None:
+    """Removes what was written of a checkpoint that will never be at `path`."""
+    with suppress(OSError):
+        shutil.rmtree(beside(path, "partial"))
+
+
+def _write_left_out(directory: Path, lines: tuple[str, ...], peers: Peers) -> None:
+    """Not among the digested files: the user may remove it, once the samples are mended."""
+    from torch_watchdog_agent.checkpoint.files import sync
+    from torch_watchdog_agent.quarantine import FILE_NAME
+
+    every = sorted({line for lines_of_rank in peers.gather(lines) for line in lines_of_rank})
+    if every and peers.first:
+        file = directory / FILE_NAME
+        file.write_text("".join(f"{line}\n" for line in every))
+        sync(file)

@@ -45,6 +45,7 @@ HOOKS = {
     "torch.autograd": "loss",
     "torch.amp.grad_scaler": "scaler",
     "torch.nn.parallel.distributed": "distributed",
+    "transformers.trainer": "trainer",
     "accelerate.data_loader": "accelerate",
     "accelerate.accelerator": "accelerator",
     "torchdata.stateful_dataloader.stateful_dataloader": "stateful",

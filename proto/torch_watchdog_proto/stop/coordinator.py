@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, Literal, TypeAlias
 
 from torch_watchdog_proto.messages import (
@@ -492,8 +493,9 @@ def _checkpoint(order: _Order) -> CheckpointFact | None:
     parts = order.saved.values()
     first = order.saved[min(order.saved)]
     finite = all(part.finite for part in parts)
+    path = PurePosixPath(first.path or order.commit.path)  # a framework's checkpoint has a place of its own
     return CheckpointFact(
-        path=order.commit.path if finite else f"{order.commit.path}.not-good", updates_applied=first.updates_applied, committed=order.committed, finite=finite,
+        path=str(path if finite else path.with_name(f"not-good.{path.name}")), updates_applied=first.updates_applied, committed=order.committed, finite=finite,
         saved_by=tuple(sorted(order.saved)), format=first.format,
     )  # fmt: skip
 

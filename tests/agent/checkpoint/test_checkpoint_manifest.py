@@ -13,7 +13,7 @@ from torch_watchdog_agent.checkpoint.manifest import commit, finished, newest_co
 
 
 def written(folder: Path, step: int, content: str = "shard") -> tuple[Path, dict[str, object]]:
-    partial = folder / f"step-{step}.partial"
+    partial = folder / f"partial.step-{step}"
     partial.mkdir(parents=True)
     (partial / "__0_0.distcp").write_text(content)
     files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in [digested(partial, "__0_0.distcp")]]
@@ -21,8 +21,8 @@ def written(folder: Path, step: int, content: str = "shard") -> tuple[Path, dict
 
 
 def committed(folder: Path, step: int, *, good: bool = True, content: str = "shard") -> Path:
-    partial, manifest = written(folder, step, content)
-    return commit(partial, folder / f"step-{step}", {**manifest, "finite": good}, good=good)
+    _, manifest = written(folder, step, content)
+    return commit(folder / f"step-{step}", {**manifest, "finite": good}, good=good)
 
 
 def names(folder: Path) -> list[str]:
@@ -41,10 +41,10 @@ def test_nothing_is_committed_where_a_part_is_missing_or_short(tmp_path: Path) -
     partial, manifest = written(tmp_path, 5)
     (partial / "__0_0.distcp").write_text("sha")
     with pytest.raises(CheckpointError, match="has 3 bytes, its rank wrote 5"):
-        commit(partial, tmp_path / "step-5", manifest, good=True)
+        commit(tmp_path / "step-5", manifest, good=True)
     (partial / "__0_0.distcp").unlink()
     with pytest.raises(CheckpointError, match="is not there"):
-        commit(partial, tmp_path / "step-5", manifest, good=True)
+        commit(tmp_path / "step-5", manifest, good=True)
     assert newest_committed(tmp_path) is None
 
 
@@ -77,16 +77,16 @@ def test_the_newest_three_are_kept_and_always_the_newest_good_one(tmp_path: Path
     committed(tmp_path, 2)
     for step in (3, 4, 5):
         committed(tmp_path, step, good=False)
-    assert names(tmp_path) == ["step-2", "step-3.not-good", "step-4.not-good", "step-5.not-good"]
+    assert names(tmp_path) == ["not-good.step-3", "not-good.step-4", "not-good.step-5", "step-2"]
     committed(tmp_path, 6)
-    assert names(tmp_path) == ["step-4.not-good", "step-5.not-good", "step-6"]
+    assert names(tmp_path) == ["not-good.step-4", "not-good.step-5", "step-6"]
 
 
 def test_a_state_that_is_not_good_never_takes_the_place_of_a_good_one(tmp_path: Path) -> None:
     committed(tmp_path, 5)
     committed(tmp_path, 5, good=False)
     assert newest_committed(tmp_path) == tmp_path / "step-5"
-    assert json.loads((tmp_path / "step-5.not-good" / "watchdog.json").read_text())["good"] is False
+    assert json.loads((tmp_path / "not-good.step-5" / "watchdog.json").read_text())["good"] is False
 
 
 def test_a_second_stop_at_the_same_step_replaces_the_first(tmp_path: Path) -> None:
@@ -99,17 +99,17 @@ def test_a_second_stop_at_the_same_step_replaces_the_first(tmp_path: Path) -> No
 
 def test_the_replaced_checkpoint_is_offered_as_long_as_the_new_one_is_not_committed(tmp_path: Path) -> None:
     path = committed(tmp_path, 5)
-    path.rename(tmp_path / "step-5.replaced")
+    path.rename(tmp_path / "replaced.step-5")
     partial, _ = written(tmp_path, 5)
     partial.rename(path)
-    assert newest_committed(tmp_path) == tmp_path / "step-5.replaced"
+    assert newest_committed(tmp_path) == tmp_path / "replaced.step-5"
 
 
 def test_what_an_older_attempt_left_half_written_goes_with_the_next_commit(tmp_path: Path) -> None:
     written(tmp_path, 2)
     written(tmp_path, 9)
     committed(tmp_path, 5)
-    assert names(tmp_path) == ["step-5", "step-9.partial"]
+    assert names(tmp_path) == ["partial.step-9", "step-5"]
 
 
 def test_a_removed_checkpoint_is_gone_at_once(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_damaged_file_is_refused_by_every_rank(tmp_path: Path) -> None:
 
 def test_a_state_with_nan_is_written_marked_and_never_resumed(tmp_path: Path) -> None:
     finished(tmp_path / "runs", "--kind", "fsdp2", "--nan", "--save-after", "4", "--dir", str(tmp_path / "checkpoints"), world=2)
-    marked = tmp_path / "checkpoints" / "step-4.not-good"
+    marked = tmp_path / "checkpoints" / "not-good.step-4"
     assert (marked / "watchdog.json").exists() and not (marked / "COMMITTED").exists()
     run = train(tmp_path / "runs", "--kind", "fsdp2", "--resume", str(marked), world=2)
     assert run.codes == (1, 1)

@@ -118,9 +118,9 @@ def poison(tensor: torch.Tensor) -> None:
 
 def save(args: argparse.Namespace, subjects: Subjects, step: int) -> None:
     position = loader_position.position()
-    partial = Path(args.dir) / f"step-{step}.partial"
+    path = Path(args.dir) / f"step-{step}"
     part = save_at(
-        partial,
+        path,
         subjects,
         updates_applied=step,
         position=position,
@@ -147,7 +147,7 @@ def save(args: argparse.Namespace, subjects: Subjects, step: int) -> None:
             "finite": finite,
             "format": part.format,
         }
-        commit(partial, Path(args.dir) / f"step-{step}", manifest, good=finite)
+        commit(path, manifest, good=finite)
     if WORLD > 1:
         dist.barrier()
 

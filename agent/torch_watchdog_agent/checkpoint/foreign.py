@@ -1,0 +1,118 @@
+"""Checkpoints whose files somebody else's code writes: a framework's own saving, or the user's function.
+
+Owns running that code on every rank, and flushing and digesting whatever it left behind. Knows no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
+from torch_watchdog_agent.checkpoint.files import digested, sync
+from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
+from torch_watchdog_agent.checkpoint.places import beside
+from torch_watchdog_agent.checkpoint.rank_file import RankFile
+from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState
+from torch_watchdog_proto.messages import SavedFile
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.peers import Peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """`write` runs on every rank with a folder that is new and empty. `path`: where the finished checkpoint belongs.
+
+    `inside`: the subfolder that it writes into, where it insists on a name of its own. `rank_files`: whether ours (generators, position) lie beside its files.
+    """
+
+    format: str
+    path: Path
+    write: Callable[[Path], None]
+    inside: str = ""
+    rank_files: bool = True
+    by: str = ""
+
+
+def write(
+    writer: Writer,
+    subjects: Subjects,
+    peers: Peers,
+    moment: Moment,
+) -> SavedPart:
+    """Run the writer, then flush and digest what is there. Collective."""
+    from torch_watchdog_agent.checkpoint.fingerprint import all_finite
+
+    directory = beside(writer.path, "partial")
+    peers.agree_own(lambda: empty_folder(directory) if peers.first else None)
+    moment.say(f"writing the checkpoint with {writer.by or writer.format}")
+    peers.agree_own(lambda: writer.write(directory))
+    if writer.inside:
+        peers.agree_own(lambda: _raise_up(directory, writer) if peers.first else None)
+    finite = peers.agree_own(lambda: all_finite(live_tensors(subjects.now())))
+    if writer.rank_files:
+        mine = RankFile(
+            rank=peers.rank, world_size=peers.count, updates_applied=moment.updates_applied, position=moment.position, rng=moment.rng, finite=finite
+        )  # fmt: skip
+        peers.agree_own(lambda: mine.write(directory))
+    names = shared_out(peers.gather(_all_files(directory)), peers.index)
+    return SavedPart(path=writer.path, files=peers.agree_own(lambda: _digest(directory, names)), finite=finite, format=writer.format)
+
+
+def _raise_up(directory: Path, writer: Writer) -> None:
+    inside = directory / writer.inside
+    if not inside.is_dir():
+        raise CheckpointError(f"{writer.by or writer.format} wrote nothing into {inside}: does the script replace how it saves?")
+    for path in inside.iterdir():
+        path.rename(directory / path.name)
+    inside.rmdir()
+
+
+def shared_out(listings: Sequence[Sequence[str]], index: int) -> tuple[str, ...]:
+    """The files that rank `index` digests: each file exactly once, by one of the ranks that see it (on a shared disk all of them do)."""
+    seen_by: dict[str, list[int]] = {}
+    for rank, listing in enumerate(listings):
+        for name in listing:
+            seen_by.setdefault(name, []).append(rank)
+    return tuple(name for turn, (name, ranks) in enumerate(sorted(seen_by.items())) if ranks[turn % len(ranks)] == index)
+
+
+def live_tensors(state: TrainingState) -> Iterator[Any]:
+    """Parameters, buffers and optimizer state as this rank holds them."""
+    from torch_watchdog_agent.checkpoint.state import local_tensors
+
+    for model in state.models:
+        for tensor in (*model.parameters(), *model.buffers()):
+            yield from local_tensors(tensor.detach())
+    for optimizer in state.optimizers:
+        for entries in optimizer.state.values():
+            yield from (tensor for value in entries.values() for tensor in local_tensors(value))
+
+
+@contextmanager
+def standing_in(item: Any, **attributes: Any) -> Iterator[None]:
+    """`item` has these attributes of its own in the body, and what it had before after it."""
+    before = {name: item.__dict__[name] for name in attributes if name in item.__dict__}
+    item.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del item.__dict__[name]
+        item.__dict__.update(before)
+
+
+def _all_files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def _digest(directory: Path, names: Sequence[str]) -> tuple[SavedFile, ...]:
+    for name in names:
+        sync(directory / name)
+    for folder in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
+        sync(folder)
+    return tuple(digested(directory, name) for name in names)

@@ -1,0 +1,35 @@
+"""transformers' Trainer: where it goes on from a checkpoint. Trainer takes the vetoed batch again; the samples that were left out stay out of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch_watchdog_agent.hooks.active import guarded, rank
+
+__all__ = ["patch"]
+
+STATE_FILE = "trainer_state.json"
+
+
+def patch(module: ModuleType) -> None:
+    theirs = module.Trainer._load_optimizer_and_scheduler
+
+    @functools.wraps(theirs)
+    def load(self: Any, checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+        result = theirs(self, checkpoint, *args, **kwargs)
+        if checkpoint is not None:
+            _resumed(Path(checkpoint))
+        return result
+
+    module.Trainer._load_optimizer_and_scheduler = load
+
+
+@guarded("trainer")
+def _resumed(checkpoint: Path) -> None:
+    here = rank()
+    if here is not None and (checkpoint / STATE_FILE).exists():
+        here.resumed(checkpoint, updates_applied=json.loads((checkpoint / STATE_FILE).read_text())["global_step"])

@@ -1,0 +1,130 @@
+"""A training with transformers' Trainer as a user might have written it; it knows nothing of the watchdog.
+
+Dropout, momentum, a scheduler and shuffling are there because each is a way to lose bit-identity. With --instead the data set gives another sample of the same
+batch in place of one: what a run must equal in which that sample was left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+VOCABULARY, LENGTH, CLASSES = 40, 6, 3
+
+
+class Rows(Dataset):
+    """Sample i from its own generator, so that every run sees the same data; `bad` gets a token id past the table."""
+
+    def __init__(self, count: int, bad: int | None) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor | int]:
+        rng = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=rng)
+        if index == self.bad:
+            ids[4] = VOCABULARY + 11
+        return {"index": index, "input_ids": ids, "labels": torch.tensor(index % CLASSES)}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.head(self.drop(self.table(input_ids).mean(1)))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Collate:
+    """Stacks the samples, without their numbers; `instead`: another sample of the batch in place of this one."""
+
+    def __init__(self, instead: int | None) -> None:
+        self.instead = instead
+
+    def __call__(self, samples: list[dict]) -> dict[str, torch.Tensor]:
+        fine = [sample for sample in samples if sample["index"] != self.instead]
+        samples = [sample if sample["index"] != self.instead else fine[place % len(fine)] for place, sample in enumerate(samples)]
+        return {key: torch.stack([sample[key] for sample in samples]) for key in ("input_ids", "labels")}
+
+
+def say(line: str) -> None:
+    """One write, so that the lines of two ranks never mix."""
+    os.write(1, f"{line}\n".encode())
+
+
+class Loud(Trainer):
+    last_loss = ""
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.last_loss = (loss[0] if isinstance(loss, tuple) else loss).item().hex()
+        return loss
+
+
+class EachStep(TrainerCallback):
+    """`meet`: a folder in which rank 0 says after five steps that it waits, until somebody has done something and says go."""
+
+    trainer: Loud
+    meet: str | None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        say(f"rank {args.process_index} step {state.global_step - 1} loss {self.trainer.last_loss}")
+        if self.meet and state.global_step == 5 and args.process_index == 0:
+            (Path(self.meet) / "here").touch()
+            deadline = time.monotonic() + 60
+            while not (Path(self.meet) / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+
+def digest(trainer: Trainer) -> str:
+    sha = hashlib.sha256()
+    for name, value in sorted(trainer.model.state_dict().items()):
+        sha.update(name.encode() + value.contiguous().numpy().tobytes())
+    for state in trainer.optimizer.state_dict()["state"].values():
+        for name, value in sorted(state.items()):
+            sha.update(name.encode() + value.contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bad", type=int)
+    parser.add_argument("--instead", type=int)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--meet")
+    parser.add_argument("--out")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    args = TrainingArguments(
+        output_dir="out", per_device_train_batch_size=4, num_train_epochs=2, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
+        logging_steps=1, save_strategy="steps", save_steps=2, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
+        remove_unused_columns=False,
+    )  # fmt: skip
+    each = EachStep()
+    trainer = Loud(model=Net(), args=args, train_dataset=Rows(48, given.bad), data_collator=Collate(given.instead), callbacks=[each])
+    each.trainer, each.meet = trainer, given.meet
+    trainer.train(resume_from_checkpoint=True if given.resume else None)
+    if given.out:
+        Path(given.out).mkdir(exist_ok=True)
+        (Path(given.out) / f"digest-{args.process_index}").write_text(digest(trainer))
+    say(f"rank {args.process_index} done")
+
+
+if __name__ == "__main__":
+    main()

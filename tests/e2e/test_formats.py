@@ -1,0 +1,74 @@
+"""Checkpoints in the form that each framework resumes from by itself, from real launches with two ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launching import Ended, ended, launch, script, start, torchrun, until, watchdog
+
+from torch_watchdog_agent.checkpoint.manifest import verify
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+BAD = 7  # meets rank 1 in its sixth batch, behind the one before it
+
+
+def digests(folder: Path) -> list[str]:
+    return [(folder / f"digest-{rank}").read_text() for rank in (0, 1)]
+
+
+def losses(*runs: Ended) -> set[str]:
+    return {line for run in runs for line in run.lines(r"step \d+ loss")}
+
+
+def checkpoint_of(run: Ended) -> dict[str, object]:
+    (incident,) = run.incidents
+    checkpoint: dict[str, object] = incident["action"]["checkpoint"]
+    return checkpoint
+
+
+# transformers.Trainer
+
+
+@pytest.mark.parametrize(("accumulate", "step", "others"), [(1, 5, ["checkpoint-2", "checkpoint-4"]), (2, 2, ["replaced.checkpoint-2"])])
+def test_an_unchanged_trainer_resumes_and_equals_a_run_in_which_the_bad_sample_never_was(
+    accumulate: int, step: int, others: list[str], tmp_path: Path
+) -> None:
+    """With two batches a step the Trainer has itself saved at this step: its own folder steps aside and is kept."""
+    train = script("train_trainer.py", "--accumulate", accumulate)
+    stopped = launch(tmp_path, [*watchdog("--job", "bad"), *torchrun(*train, "--bad", str(BAD))])
+    assert stopped.code == 65, stopped.err
+    checkpoint = checkpoint_of(stopped)
+    assert (checkpoint["path"], checkpoint["format"], checkpoint["updates_applied"]) == (
+        str(tmp_path / "out" / f"checkpoint-{step}"), "transformers", step,
+    )  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*others, f"checkpoint-{step}"])
+    manifest = verify(tmp_path / "out" / f"checkpoint-{step}")
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= {
+        file["name"] for file in manifest["files"]
+    }
+    resumed = launch(tmp_path, [*watchdog("--job", "again"), *torchrun(*train, "--bad", str(BAD), "--resume", "--out", "resumed")])
+    assert resumed.code == 0, resumed.err
+    reference = launch(tmp_path, torchrun(*script("train_trainer.py", "--accumulate", accumulate, "--instead", BAD, "--out", "reference")))
+    assert losses(stopped, resumed) == losses(reference) and losses(stopped).isdisjoint(losses(resumed))
+    assert digests(tmp_path / "resumed") == digests(tmp_path / "reference")
+
+
+def test_a_trainer_that_is_stopped_between_two_epochs_resumes_as_if_it_had_not_been(tmp_path: Path) -> None:
+    process = start(tmp_path, [*watchdog("--job", "asked"), *torchrun(*script("train_trainer.py", "--meet", tmp_path))])
+    until((tmp_path / "here").exists, "rank 0 waits")
+    assert launch(tmp_path, [*watchdog("stop", "asked")]).code == 0
+    (tmp_path / "go").touch()
+    stopped = ended(process, tmp_path)
+    assert stopped.code == 0, stopped.err
+    state = json.loads((tmp_path / "out" / "checkpoint-6" / "trainer_state.json").read_text())
+    assert (state["global_step"], state["epoch"]) == (6, 1.0)
+    verify(tmp_path / "out" / "checkpoint-6")
+    resumed = launch(tmp_path, torchrun(*script("train_trainer.py", "--resume", "--out", "resumed")))
+    assert resumed.code == 0, resumed.err
+    (tmp_path / "plain").mkdir()
+    reference = launch(tmp_path / "plain", torchrun(*script("train_trainer.py", "--out", "reference")))
+    assert losses(stopped, resumed) == losses(reference)
+    assert digests(tmp_path / "resumed") == digests(tmp_path / "plain" / "reference")
