@@ -30,6 +30,9 @@ class Recorder:
 
     def __init__(self, directory: Path, *, rank: int, attempt: int, world_size: int, local_world_size: int) -> None:
         self.path = directory / f"{attempt}-{rank}-{os.getpid()}.ring"
+        self.path.unlink(
+            missing_ok=True
+        )  # a rank that executed itself anew has the pid of its former life; that ring is read through its open file
         header = RingHeader(
             rank=rank, attempt=attempt, pid=os.getpid(), world_size=world_size, start_time_ns=time.time_ns(),
             capacity=ring_capacity(local_world_size),

@@ -155,6 +155,21 @@ def test_where_nothing_of_ours_can_start_the_command_runs_all_the_same(options: 
     assert done.stderr.count("\n") == 1 and "runs without the watchdog" in done.stderr
 
 
+def test_a_launch_from_a_folder_that_is_gone_runs_plain(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    inside = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m torch_watchdog.cli {sys.executable} -c 'print(7); raise SystemExit(3)'"
+    done = run(["sh", "-c", inside])
+    assert (done.returncode, done.stdout) == (3, "7\n")
+    assert "runs without the watchdog" in done.stderr
+
+
+def test_a_launch_without_a_standard_error_runs_all_the_same(tmp_path: Path) -> None:
+    words = " ".join([*watchdog(tmp_path), sys.executable, "-c", "'print(7)'"])
+    done = run(["sh", "-c", f"exec {words} 2>&-"])
+    assert (done.returncode, done.stdout) == (0, "7\n")
+
+
 def test_a_python_that_keeps_us_out_is_reported_and_not_passed_over_in_silence(tmp_path: Path) -> None:
     done = run([*watchdog(tmp_path), *PYTHON, "-I", "-c", "print('ran')"])
     assert done.returncode == 0 and done.stdout == "ran\n"

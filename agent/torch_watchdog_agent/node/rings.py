@@ -53,12 +53,13 @@ class RingFolder:
         new = self._find_new()
         news = []
         for name, ring in tuple(self._rings.items()):
+            replaced = ring.is_replaced(self._folder / name)
             alive = self._is_alive(ring.header.pid)  # asked before reading: what a rank wrote before its death is then all there
-            found = ring.read(new=name in new, at_end=not alive)
+            found = ring.read(new=name in new, at_end=replaced or not alive)
             if found is not None:
                 news.append(found)
-            if not alive and (found is None or not found.more):
-                self._remove(name)
+            if (replaced or not alive) and (found is None or not found.more):
+                self._drop(name, remove=not replaced)
         return tuple(news)
 
     def close(self) -> None:
@@ -76,10 +77,11 @@ class RingFolder:
         self._rings |= found
         return set(found)
 
-    def _remove(self, name: str) -> None:
+    def _drop(self, name: str, *, remove: bool) -> None:
         self._rings.pop(name).close()
-        with suppress(OSError):
-            (self._folder / name).unlink()
+        if remove:
+            with suppress(OSError):
+                (self._folder / name).unlink()
 
 
 class _Ring:
@@ -107,6 +109,13 @@ class _Ring:
     def close(self) -> None:
         with suppress(OSError):
             os.close(self._descriptor)
+
+    def is_replaced(self, path: Path) -> bool:
+        """Whether another file has the name by now: a rank that executed itself anew, with the pid of its former life."""
+        try:
+            return path.stat().st_ino != os.fstat(self._descriptor).st_ino
+        except OSError:
+            return False  # the name is gone, the ring is still read
 
     def read(self, *, new: bool, at_end: bool) -> RingNews | None:
         """None where nothing is new."""

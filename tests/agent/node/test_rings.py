@@ -142,6 +142,17 @@ def test_the_last_batch_of_a_killed_rank_is_there_and_its_ring_is_gone(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_that_executes_itself_anew_is_read_in_both_lives(tmp_path: Path) -> None:
+    rank, rings = Rank(tmp_path), folder_of(tmp_path)
+    rank.write(micro(0), done(0))
+    assert all_steps(blocks(rings.poll())) == [0]
+    rank.write(micro(1), done(1))
+    rank.path.unlink()
+    Rank(tmp_path).write(micro(7), done(7))
+    found = [*blocks(rings.poll()), *blocks(rings.poll())]
+    assert all_steps(found) == [1, 7]
+
+
 def test_a_ring_that_overflowed_says_how_much_is_lost(tmp_path: Path) -> None:
     rank, rings = Rank(tmp_path, capacity=16), folder_of(tmp_path)
     rank.write(done(0))

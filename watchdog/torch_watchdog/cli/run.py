@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from torch_watchdog.cli.options import given_words, launch_options, settings
+from torch_watchdog.errors import ConfigError
+from torch_watchdog.launch.say import say
 
 __all__ = ["command"]
 
@@ -15,7 +17,15 @@ __all__ = ["command"]
 @click.pass_context
 def command(context: click.Context, /, words: tuple[str, ...], **_: object) -> None:
     """Launch CMD under the watchdog: the explicit form of `watchdog CMD...`."""
-    config = settings(context)
+    try:
+        config = settings(context)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a deleted folder, say: ours to tell, not a reason for the training not to run
+        from torch_watchdog.launch.run import become, described
+
+        say(f"this launch runs without the watchdog: {described(error)}")
+        become(words)
     from torch_watchdog.launch.run import launch  # here, because it brings gRPC: a typing error must not wait for it
 
     launch(config, words, options=given_words(context))

@@ -11,7 +11,9 @@ PREFIX = "[torch-watchdog]"
 
 
 def say(line: str) -> None:
-    """A terminal that is gone is no reason to fail."""
+    """A terminal that is gone is no reason to fail; nor is one that never was (`2>&-`)."""
+    if sys.stderr is None:
+        return
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{PREFIX} {line}\n")
         sys.stderr.flush()
