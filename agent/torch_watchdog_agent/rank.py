@@ -219,10 +219,11 @@ class Rank:
         """Nothing of this step has been launched yet: wait until every rank has promised to veto it, then go on with a clean copy."""
         from torch_watchdog_agent.hooks.distributed import hold_timeout_s
 
-        clean = self.guard.repaired(batch, checked)
+        clean = self.guard.repaired(batch, checked) if self._is_gated() else None
         if clean is None:
             self._refused(violation)
-            raise _unanswered(violation, "no legal value can stand in for it")
+            why = "no legal value can stand in for it" if self._is_gated() else "no update of this loop has come to a gate yet that could leave it out"
+            raise _unanswered(violation, why)
         timeout_s = min(self.config.hold_timeout_s, hold_timeout_s())
         step = self.loop.step
         self.history.note(f"step {step}: held: {violation.summary}", level=2)
@@ -233,6 +234,12 @@ class Rank:
             return clean
         self._refused(violation)
         raise _unanswered(violation, decision.reason)
+
+    def _is_gated(self) -> bool:
+        """Whether a veto would be heeded: not in the first window, nor in a loop that updates by hand, nor where the hook has turned itself off."""
+        from torch_watchdog_agent.hooks.active import is_off
+
+        return self.gate.passed >= 0 and not is_off("optimizer")
 
     def _leave_out(self, violation: Violation, step: int) -> None:
         """The sample must not come back: not in the next epoch, nor in the run that resumes."""

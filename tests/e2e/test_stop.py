@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from launching import Ended, launch, script, torchrun, watchdog
+from launching import BIN, Ended, launch, script, torchrun, watchdog
 
 pytestmark = pytest.mark.e2e
 
@@ -84,3 +84,12 @@ def test_resuming_equals_an_uninterrupted_run_in_which_the_step_never_happened(s
     assert set(stopped.lines(r"step \d+ loss")) | set(resumed.lines(r"step \d+ loss")) == set(later)
     for rank in (0, 1):
         assert (tmp_path / "resumed" / f"digest-{rank}").read_text() == (tmp_path / "reference" / f"digest-{rank}").read_text()
+
+
+def test_without_a_gate_a_bad_batch_is_refused_and_never_replaced(tmp_path: Path) -> None:
+    run = launch(tmp_path, [*watchdog(), str(BIN / "python"), *script("by_hand.py")])
+    assert run.code == 65, run.err
+    assert run.lines("done") == [f"step {step} done" for step in range(6)]
+    (incident,) = run.incidents
+    assert (incident["batch"]["value"], incident["batch"]["sample"]["dataset_index"]) == (77, 25)
+    assert "BadBatchError" in run.err

@@ -18,7 +18,7 @@ from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.rank import Identity, Rank
 from torch_watchdog_agent.say import Voice
 
-__all__ = ["arm", "guarded", "rank"]
+__all__ = ["arm", "guarded", "is_off", "rank"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -52,6 +52,14 @@ def rank() -> Rank | None:
     return _rank
 
 
+_off: set[str] = set()  # hooks that have turned themselves off
+
+
+def is_off(name: str) -> bool:
+    """Whether that hook has turned itself off after a failure of ours."""
+    return name in _off
+
+
 def guarded(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
     """Wraps the body of a hook: None where it is off. Never put the user's own call inside."""
 
@@ -68,6 +76,7 @@ def guarded(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
                 raise
             except Exception as error:  # noqa: BLE001  fail open
                 off = True
+                _off.add(name)
                 _say(f"the {name} hook turned itself off ({type(error).__name__}: {error}); training goes on")
                 return None
 

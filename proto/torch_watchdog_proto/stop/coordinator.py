@@ -41,6 +41,7 @@ from torch_watchdog_proto.messages import (
 )
 
 __all__ = [
+    "NO_CHECKPOINT",
     "CheckpointFact",
     "Closed",
     "Coordinator",
@@ -59,6 +60,7 @@ __all__ = [
 
 OrderKind: TypeAlias = Literal["batch", "order.stop", "order.checkpoint", "order.preemption", "loss.not_finite"]
 State: TypeAlias = Literal["preparing", "committed", "saving", "sealing", "leaving"]
+NO_CHECKPOINT = "; no checkpoint: "  # in an order's reason, before why
 REQUEST_TIMEOUT_S = 10.0  # for the acks of an order that no rank holds for
 
 
@@ -384,7 +386,7 @@ class Coordinator:
     def _seal(self, order: _Order, now: float) -> tuple[Effect, ...]:
         problem = _why_not_whole(order.saved.values())
         if problem is not None:
-            order.reason = f"{order.reason}; no checkpoint: {problem}"
+            order.reason = f"{order.reason}{NO_CHECKPOINT}{problem}"
             return self._leave(order, committed=False, now=now)
         order.state, order.deadline = "sealing", now + self._grace_s
         good = all(part.finite for part in order.saved.values())
@@ -405,7 +407,7 @@ class Coordinator:
         if order is None or message.generation != order.generation or order.state != "sealing":
             return ()
         if message.error is not None:
-            order.reason = f"{order.reason}; no checkpoint: {message.error}"
+            order.reason = f"{order.reason}{NO_CHECKPOINT}{message.error}"
         finite = all(part.finite for part in order.saved.values())
         return self._leave(order, committed=message.error is None and finite, now=now)
 

@@ -492,3 +492,13 @@ def test_every_incident_keeps_the_schema(word: str) -> None:
     for incident in run.incidents:
         jsonschema.validate(incident, schema, format_checker=jsonschema.FormatChecker())
         json.dumps(incident, allow_nan=False)
+
+
+def test_why_no_checkpoint_was_made_is_told_at_the_end() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.say(hold(0, 3))
+    run.say(m.Ack(rank=0, generation=1, passed=2))
+    run.say(m.Saved(rank=0, generation=1, updates_applied=3, error="OSError: No space left on device"))
+    run.say(m.Left(rank=0, generation=1, updates_applied=3))
+    assert "no checkpoint was made: rank 0: OSError: No space left on device" in run.job.outcome().lines

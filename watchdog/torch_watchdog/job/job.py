@@ -92,6 +92,8 @@ class Job:
         """What a node process is told when it says goodbye: the first incidents are enough, all of them are on disk."""
         lines = [f"{self._lost_records} step records were overwritten before they could be read"] if self._lost_records else []
         lines += [f"{count} reports of {node} did not fit while the daemon was away" for node, count in self._dropped.items()]
+        if self._last_closed is not None and stop.NO_CHECKPOINT in self._last_closed.reason:
+            lines.append(f"no checkpoint was made: {self._last_closed.reason.partition(stop.NO_CHECKPOINT)[2]}")
         return GoodbyeAck(exit_code=self._exit_code(), incidents=self.incidents[:_MAX_TOLD], lines=tuple(lines))
 
     def next_deadline(self) -> float | None:
