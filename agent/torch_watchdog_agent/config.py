@@ -25,7 +25,8 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The launcher's word to its ranks. `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is
-    not it. `resume`: the checkpoint that `restore()` takes by default."""
+    not it. `resume`: the checkpoint that `restore()` takes by default. `scan`: look at the data instead of training on it; `scan_after`: the
+    folder of an interrupted scan."""
 
     job: str
     session: str
@@ -41,6 +42,8 @@ class AgentConfig:
     solo: bool = False
     by_accelerate: bool = False
     resume: str | None = None
+    scan: bool = False
+    scan_after: str | None = None
 
     def to_env(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

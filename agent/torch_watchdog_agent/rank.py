@@ -30,6 +30,7 @@ from torch_watchdog_proto.stop.participant import Act, Released, Skip
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.contract.guard import Checked
+    from torch_watchdog_agent.hooks.scan import Scan
 
 __all__ = ["VETOED", "Identity", "Rank"]
 
@@ -81,6 +82,7 @@ class Rank:
         self.saver = Saver(self, leave=leave)
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
         self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
+        self.scan = _scan_of(config, identity) if config.scan else None
         self._contract_written = ""
         self._gates_seen = self._trains_in_eval = False
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
@@ -140,6 +142,8 @@ class Rank:
         """At interpreter exit: no gate will follow."""
         self.history.flush(ending=True)
         self.write_contract()
+        if self.scan is not None:
+            self.scan.ended()
         self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
 
     def resumed(self, path: Path, *, updates_applied: int) -> None:
@@ -253,10 +257,14 @@ class Rank:
         self.history.note(f"step {self.loop.step}: refused: {violation.summary}", level=2)
         self.tell(Refused(rank=self.identity.rank, step=self.loop.step, micro_step=self.loop.micro_step, violation=violation))
         self.write_contract()
+        if self.scan is not None:
+            self.scan.refused(violation)
 
     def failed(self, error: BaseException) -> None:
         """An exception ends the training: name the batch behind it, where the guard had doubted that batch."""
         violation = self.guard.diagnose(error)
+        if self.scan is not None:
+            self.scan.failed = True
         if violation is not None:
             self._refused(violation)
 
@@ -322,6 +330,13 @@ class Rank:
             path.with_suffix(".tmp").replace(path)
         except OSError as error:
             self.say(f"the learned contract could not be written: {error}")
+
+
+def _scan_of(config: AgentConfig, identity: Identity) -> Scan:
+    from torch_watchdog_agent.hooks.scan import Scan
+
+    earlier = Path(config.scan_after) if config.scan_after else None
+    return Scan(Path(config.run_dir) / "scan", rank=identity.rank, world_size=identity.world_size, earlier=earlier)
 
 
 def _unanswered(violation: Violation, reason: str) -> BadBatchError:

@@ -28,7 +28,7 @@ LONGEST_GRACE_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """`daemon` is "auto", "HOST:PORT" or "unix:PATH"; paths are absolute."""
+    """`daemon` is "auto", "HOST:PORT" or "unix:PATH"; paths are absolute. `scan` is set by `watchdog scan` alone."""
 
     policy: Policy = "stop"
     daemon: str = "auto"
@@ -38,6 +38,8 @@ class LaunchConfig:
     keeper: bool = True
     resume: str | None = None
     quarantine: Path | None = None
+    scan: bool = False
+    scan_after: str | None = None
 
 
 def load_config(flags: Mapping[str, Any], *, file: Path | None = None) -> LaunchConfig:

@@ -14,10 +14,18 @@ from typing import Any, NamedTuple, overload
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.quarantine import dataset_name
 
-__all__ = ["Indices", "Source", "hear_workers", "patch", "source_of"]
+__all__ = ["Indices", "Source", "hear_workers", "leave_out", "patch", "source_of"]
 
 _ASKED = "_torch_watchdog_asked"  # indices that were handed to the data set, oldest first
 _WORKER = "_torch_watchdog_worker"
+
+_is_left_out: Callable[[Any], bool] | None = None  # says of a batch's indices that nobody needs them
+
+
+def leave_out(judge: Callable[[Any], bool]) -> None:
+    """From now on no loader of this process makes the batches of which `judge` says so."""
+    global _is_left_out
+    _is_left_out = judge
 
 
 class Source(NamedTuple):

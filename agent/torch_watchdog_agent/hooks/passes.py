@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks.active import guarded, rank
-from torch_watchdog_agent.hooks.indices import Source
+from torch_watchdog_agent.hooks.indices import Source, leave_out
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
@@ -57,6 +57,7 @@ class Pass:
     track: Track = field(default_factory=Track)
     fetched: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_FETCHED))
     one_by_one: bool = True
+    total: int | None = None  # batches, where a scan needs to know
 
 
 class _Here(threading.local):
@@ -99,7 +100,18 @@ def begin(loader: Any) -> Pass:
     if track is not None and track.resume is not None and track.resume.rng_at_iter is not None:
         track.resume.rng_at_iter.restore()
         track.rng_at_iter = track.resume.rng_at_iter
-    return Pass() if track is None else Pass(track=track)
+    return Pass() if track is None else Pass(track=track, total=_length(loader))
+
+
+@guarded("scan")
+def _length(loader: Any) -> int | None:
+    here = rank()
+    if here is None or here.scan is None:
+        return None
+    try:
+        return len(loader)
+    except TypeError:
+        return None  # nobody knows
 
 
 @guarded("loader")
@@ -146,6 +158,8 @@ def fetch(one: Pass | None, make: Callable[[], _Batch], source: Callable[[], Sou
     receiver = here_now.receiver
     if receiver is None:
         before_fetch()
+        if _scan_is_due():
+            _scan(one or Pass(), make, source)
     began_ns = time.monotonic_ns()
     try:
         batch = _made(make)
@@ -163,6 +177,8 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
     `part`: the item of what it returns that is the batch.
     """
     before_fetch()
+    if _scan_is_due():
+        _scan(one, make, None, inside=inside, part=part)
     began_ns = time.monotonic_ns()
     with asking(one, inside=inside):
         batch = make()
@@ -268,6 +284,41 @@ def _fetched(one: Pass, batch: Any, source: Source) -> None:
     one.fetched.append((batch, source, checked))
 
 
+# Instead of handing over
+
+
+@guarded("scan")
+def _scan_is_due() -> bool:
+    import torch
+
+    here = rank()
+    if here is None or here.scan is None or not torch.is_grad_enabled() or here.evaluating():
+        return False
+    steps = here.loop.step + 1
+    return not here.loop.is_open(here.loop.step) and here.scan.is_due(steps, tracing=here.guard.tracing)
+
+
+def _scan(
+    one: Pass, make: Callable[[], Any], source: Callable[[], Source] | None, *, inside: bool = True, part: int | None = None
+) -> NoReturn:
+    """The rest of this pass goes to the scan, and the rank ends. `source`: of a batch of torch's own loader."""
+    here: Any = rank()
+
+    def take() -> tuple[Any, Source, Any]:
+        if source is not None:
+            batch = _made(make)
+            _fetched(one, batch, source())
+        else:
+            with asking(one, inside=inside):
+                batch = make()
+            batch = batch if part is None else batch[part]
+        return batch, *_checked(here, one, batch)
+
+    leave_out(here.scan.has_seen)
+    here.scan.drive(take, here.guard, total=one.total, failed_at=source or Source)
+    raise SystemExit(0)
+
+
 # Handing over
 
 
@@ -290,13 +341,16 @@ def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
     evaluation = not torch.is_grad_enabled() or (one.track is not _training and here.evaluating())
     if not evaluation:
         _training = one.track
-    return (here.handed(batch, _checked(here, one, batch), loader_ns=loader_ns, evaluation=evaluation),)
+    source, checked = _checked(here, one, batch)
+    if here.scan is not None and not evaluation:
+        here.scan.looked_at(batch, source, checked, here.guard)
+    return (here.handed(batch, checked, loader_ns=loader_ns, evaluation=evaluation),)
 
 
-def _checked(here: Any, one: Pass, batch: Any) -> Any:
+def _checked(here: Any, one: Pass, batch: Any) -> tuple[Source, Any]:
     """What was found when this batch was made; else it is looked at now, because the loader changed it or made it by itself."""
     source, checked = _found(one, batch)
-    return here.fetched(batch, indices=source.indices, worker=source.worker) if checked is None else checked
+    return source, here.fetched(batch, indices=source.indices, worker=source.worker) if checked is None else checked
 
 
 def _found(one: Pass, batch: Any) -> tuple[Source, Any]:

@@ -29,6 +29,7 @@ COMMANDS = (
     "incidents",
     "timeline",
     "contract",
+    "scan",
     "stop",
     "checkpoint",
     "serve",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from torch_watchdog.cli.options import given_words, launch_options, settings
@@ -13,12 +15,14 @@ __all__ = ["command"]
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @launch_options
+@click.option("--scan", is_flag=True, hidden=True)  # by `watchdog scan`
+@click.option("--scan-after", hidden=True)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD...")
 @click.pass_context
-def command(context: click.Context, /, words: tuple[str, ...], **_: object) -> None:
+def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_after: str | None, **_: object) -> None:
     """Launch CMD under the watchdog: the explicit form of `watchdog CMD...`."""
     try:
-        config = settings(context)
+        config = replace(settings(context), scan=scan, scan_after=scan_after)
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - a deleted folder, say: ours to tell, not a reason for the training not to run

@@ -1,0 +1,95 @@
+"""`watchdog scan CMD...`: learn from the first steps, then look at all data without training on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from torch_watchdog.cli.options import json_option, settings
+from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.config import LaunchConfig
+from torch_watchdog.launch.plan import job_name
+from torch_watchdog.launch.say import say
+from torch_watchdog.scan.progress import follow
+from torch_watchdog.scan.results import FOLDER, Results, read_results
+from torch_watchdog.scan.tell import COLUMNS, headline, row
+
+__all__ = ["command"]
+
+EXIT_BAD, EXIT_UNFINISHED = 65, 1
+LAST_LINES = 15
+
+
+@click.command("scan", context_settings={"allow_interspersed_args": False})
+@click.option("--job", metavar="NAME", help="Name of the scan (default: scan-, the script and the time).")
+@click.option("--dir", metavar="DIR", help="Run directories are DIR/NAME (default: watchdog_runs).")
+@click.option(
+    "--after", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on where an interrupted scan of the same command ended."
+)
+@json_option
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="CMD...")
+@click.pass_context
+def command(context: click.Context, /, words: tuple[str, ...], job: str | None, after: Path | None, as_json: bool, **_: object) -> int:
+    """Check every sample of CMD's data without training on it.
+
+    CMD trains for a few steps, from which the bounds are learned; then each rank's loader is run to its end through the guard alone.
+    Exit code 65 where a sample would fail, 0 where none would, another one where the scan did not come to its end.
+    """
+    config = settings(context)
+    run_dir = _new_run_dir(config.directory, job or f"scan-{job_name(words, datetime.now())}")
+    log = run_dir.with_name(f"{run_dir.name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    say(f"scan {run_dir.name}: learning from the first steps; the command's output is in {log}")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            _launch(config, run_dir, after, words), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        try:
+            follow(process, run_dir)
+        except KeyboardInterrupt:  # the command has got it too
+            process.wait()
+    return _told(read_results(run_dir), process.returncode, run_dir, log, as_json=as_json)
+
+
+def _new_run_dir(parent: Path, name: str) -> Path:
+    """A name that is free: the launch would take another one by itself, and its files would not be found."""
+    for number in range(1, 1000):
+        path = parent / (name if number == 1 else f"{name}.{number}")
+        if not path.exists():
+            return path
+    raise click.UsageError(f"{parent / name} has too many runs of this name: pass another --job NAME")
+
+
+def _launch(config: LaunchConfig, run_dir: Path, after: Path | None, words: Sequence[str]) -> list[str]:
+    ours = ["--policy", "skip", "--dir", str(config.directory), "--job", run_dir.name]
+    again = ["--scan-after", str((after / FOLDER).absolute())] if after is not None else []
+    return [sys.executable, "-m", "torch_watchdog.cli", *ours, "run", "--scan", *again, "--", *words]
+
+
+def _told(results: Results, code: int, run_dir: Path, log: Path, *, as_json: bool) -> int:
+    exit_code = EXIT_BAD if results.bad else 0 if results.finished else max(code, EXIT_UNFINISHED)
+    if as_json:
+        print_json({"run_dir": str(run_dir), **results.as_json(), "exit_code": exit_code})
+    elif results.bad:
+        print_table(COLUMNS, [row(entry) for entry in results.bad], empty="")
+    sys.stdout.flush()
+    if results.ranks:
+        say(headline(results))
+    if not results.finished:
+        _say_unfinished(code, run_dir, log, begun=any(rank.driving for rank in results.ranks))
+    return exit_code
+
+
+def _say_unfinished(code: int, run_dir: Path, log: Path, *, begun: bool) -> None:
+    if begun:
+        say(f"the scan did not come to its end (exit code {code}); go on with `watchdog scan --after {os.path.relpath(run_dir)} CMD...`")
+        return
+    say(f"the command ended (exit code {code}) before the scan could begin; its last lines, from {log}:")
+    for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]:
+        print(f"    {line}", file=sys.stderr)

@@ -1,0 +1,53 @@
+"""The words of a scan's end. Pure: results in, lines and rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch_watchdog.launch.summary import allowed_range
+from torch_watchdog.scan.results import Results
+
+__all__ = ["COLUMNS", "headline", "plain_progress", "row"]
+
+COLUMNS = ("sample", "rank", "what", "allowed", "where")
+
+
+def headline(results: Results) -> str:
+    bad = len(results.bad)
+    verdict = "no sample would fail" if not bad else f"{bad} sample{'s' if bad > 1 else ''} would fail"
+    more = f"; {results.unconfirmed} batches could only be judged by running them" if results.unconfirmed else ""
+    return f"scan: {counts(results)}: {verdict}{more}"
+
+
+def counts(results: Results) -> str:
+    ranks = len(results.ranks)
+    speed = f", {results.samples_per_s:,.0f} samples/s" if results.seconds else ""
+    return f"{results.samples:,} samples in {results.batches:,} batches, {ranks} rank{'s' if ranks > 1 else ''}, {results.seconds:.1f} s{speed}"
+
+
+def plain_progress(results: Results) -> str:
+    total = results.total_batches
+    share = f" of {total:,}" if total else ""
+    return f"scan: {results.batches:,}{share} batches, {results.samples:,} samples, {len(results.bad)} bad"
+
+
+def row(entry: Mapping[str, Any]) -> Sequence[Any]:
+    if "key" not in entry:
+        return (_sample(entry), entry.get("rank"), entry.get("summary"), "", "")
+    element = ",".join(map(str, entry.get("element") or ()))
+    what = f"{entry['key']}[{element}] = {entry['value']}" if entry.get("value") is not None else entry.get("summary")
+    bound: dict[str, Any] = {"low": entry.get("low"), "high": entry.get("high"), "ignored": []}
+    where = " in ".join(str(entry[name]) for name in ("op", "module") if entry.get(name))
+    return (_sample(entry), entry.get("rank"), what, allowed_range(bound) if entry.get("high") is not None else "", where)
+
+
+def _sample(entry: Mapping[str, Any]) -> str:
+    if entry.get("dataset_index") is not None:
+        return str(entry["dataset_index"])
+    if entry.get("indices"):
+        listed = [str(index) for index in entry["indices"]]
+        return "one of " + ", ".join(listed) if len(listed) > 1 else listed[0]
+    worker = f", worker {entry['worker']}" if entry.get("worker") is not None else ""
+    place = f", position {entry['position_in_batch']}" if entry.get("position_in_batch") is not None else ""
+    return f"batch {entry.get('batch')}{place}{worker}"
