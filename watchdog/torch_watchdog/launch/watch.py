@@ -201,6 +201,8 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         solo=is_solo(command, os.environ),
         by_accelerate=is_by_accelerate(command),
         resume=config.resume,
+        scan=config.scan,
+        scan_after=config.scan_after,
     )
 
 
