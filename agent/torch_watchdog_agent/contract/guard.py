@@ -14,6 +14,7 @@ import torch
 
 from torch_watchdog_agent.contract.aftermath import probability_violation
 from torch_watchdog_agent.contract.check import Extremes, TensorStat, extremes
+from torch_watchdog_agent.contract.declared import declared_rules, declared_version
 from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
@@ -163,29 +164,34 @@ class Guard:
             needs_trace=bool(leaves) and bool(untaught or findings or failed or plan.unsettled or plan.broken),
             origin=origin,
             signature=signature,
-            version=self._contract.version,
+            version=self._version,
             suspects=tuple(finding.rule for finding in findings),
             unsettled=(*plan.unsettled, *plan.broken),
             oddities=tuple(oddities),
         )
         return checked, seen, news
 
+    @property
+    def _version(self) -> int:
+        """Changes with everything that a plan is made of."""
+        return self._contract.version + declared_version()
+
     def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor]) -> Plan:
         if any(table.changed() for table in self._contract.tables):
             self._contract.forget()  # the model was rebuilt
         known = self._plans.get(signature)
-        if known is not None and known[0] == self._contract.version:
+        if known is not None and known[0] == self._version:
             return known[1]
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        plan = plan_for(self._contract.usable(structure_of(signature)), leaves, shapes_of(leaves))
-        self._plans[signature] = (self._contract.version, plan)
+        plan = plan_for([*declared_rules(leaves), *self._contract.usable(structure_of(signature))], leaves, shapes_of(leaves))
+        self._plans[signature] = (self._version, plan)
         return plan
 
     # Tracing and repair
 
     def _judged_again(self, checked: Checked) -> Checked:
-        if checked.origin is None or checked.version == self._contract.version:
+        if checked.origin is None or checked.version == self._version:
             return checked
         with without_modes():
             return self._judged(checked.batch_id, checked.leaves, checked.signature, checked.origin)[0]
@@ -218,7 +224,7 @@ class Guard:
         structure = structure_of(checked.signature)
 
         def recheck(leaves: Mapping[str, torch.Tensor]) -> tuple[list[Finding], list[Rule]]:
-            plan = plan_for(self._contract.usable(structure), leaves, shapes_of(leaves))
+            plan = plan_for([*declared_rules(leaves), *self._contract.usable(structure)], leaves, shapes_of(leaves))
             return plan.findings(leaves, {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()})
 
         legal = legal_stand_in(checked.leaves, checked.oddities, self._seen, recheck, resolver(shapes_of(checked.leaves)))

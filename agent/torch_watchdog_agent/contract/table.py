@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_watchdog_agent.contract.bounds import BIG
+from torch_watchdog_agent.contract.declared import all_declared
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Size
@@ -15,7 +16,7 @@ __all__ = ["as_table"]
 
 def as_table(contract: Contract) -> dict[str, object]:
     """What is guarded, what is not and why."""
-    rules = sorted(contract.rules.values(), key=lambda rule: rule.order)
+    rules = [*all_declared(), *sorted(contract.rules.values(), key=lambda rule: rule.order)]
     guarded = [_row(rule) for rule in rules if rule.usable and (rule.recipe.leaves or rule.recipe.steps or rule.kind == "spread")]
     opaque = [{**_row(rule), "why": rule.opaque} for rule in rules if rule.opaque]
     opaque += [

@@ -111,3 +111,19 @@ def test_a_loop_that_trains_in_evaluation_mode_is_taken_for_training(folder: Pat
     assert heard.complaints == []
     assert heard.evaluated <= 1
     assert len(heard.losses) >= BATCHES - 1
+
+
+def test_a_declared_bound_is_held_from_the_first_batch(folder: Path) -> None:
+    heard = listen_to(folder, "loops.py", "declared")
+    heard_all(heard)
+    assert [one.batch.sample.dataset_index for one in heard.noticed if one.batch.sample] == [BAD]
+    bound = heard.noticed[0].bound
+    assert bound is not None
+    assert (bound.low, bound.high, bound.learned_from) == (0, 9, "declared by you")
+    assert "loops.py" in str(bound.source)
+
+
+def test_a_gate_can_be_marked_by_hand(folder: Path) -> None:
+    heard = listen_to(folder, "loops.py", "gates_by_hand")
+    assert heard.complaints == []
+    assert heard.steps == [1] * 10 + [2] + [1] * 4

@@ -244,6 +244,34 @@ def trains_in_eval_mode() -> None:
     over(DataLoader(Rows(), batch_size=BATCH))
 
 
+def declared() -> None:
+    """A table with room for 100 rows, of which only the first ten mean something: nothing but the declaration says so."""
+    global model, optimizer
+    import torch_watchdog_agent
+
+    torch_watchdog_agent.declare_bound("ids", low=0, high=9)
+    model = torch.nn.Sequential(torch.nn.Embedding(100, 4), torch.nn.Flatten(), torch.nn.Linear(24, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    over(DataLoader(Rows(), batch_size=BATCH))
+
+
+def gates_by_hand() -> None:
+    import torch_watchdog_agent
+
+    torch_watchdog_agent.attach(model=model)
+    for batch in DataLoader(Rows(), batch_size=BATCH):
+        if BAD in range(len(losses) * BATCH, len(losses) * BATCH + BATCH):
+            losses.append(0.0)
+            continue
+        loss = torch.nn.functional.mse_loss(model(batch["ids"]), batch["target"])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        losses.append(loss.item())
+        if torch_watchdog_agent.step():
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients):
+                    parameter -= 1e-3 * gradient
+
+
 def background_thread() -> None:
     over(_prefetched(DataLoader(Rows(), batch_size=BATCH)))
 
