@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from launching import BIN, Ended, ended, free_port, launch, script, start, torchrun, until, watchdog
 
-from torch_watchdog.daemon.client import DaemonClient
-from torch_watchdog.daemon.token import token_for
+from torch_watchdog.daemon.client import client_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -101,7 +100,7 @@ class Served:
 
 def test_a_ranks_statistics_are_read_back_over_tcp_while_the_job_runs(tmp_path: Path) -> None:
     served = Served(tmp_path)
-    with DaemonClient(served.address, token=token_for(served.address, os.environ)) as client:
+    with client_of(served.address, os.environ) as client:
         until(lambda: any(3 in block.step for block in client.steps("served", rank=1)), "step 3 of rank 1 is there")
         blocks = client.steps("served", rank=1)
     tensors = {column.key: column for block in blocks for column in block.tensors}

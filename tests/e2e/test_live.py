@@ -138,7 +138,7 @@ def test_a_launch_with_a_wrong_token_trains_unwatched_and_says_why_once(served: 
 def test_the_token_is_in_no_record_of_a_launch(served: str, tmp_path: Path) -> None:
     token = token_for(served, os.environ)
     run = launch(tmp_path, [*WATCHDOG, "--daemon", served, "--job", "job", *TORCHRUN, SCRIPT])
-    assert "2 ranks, 6 steps, nothing found" in run.err and len(token) > 30
+    assert "2 ranks, 6 steps, nothing found" in run.err and token and len(token) > 30
     texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert texts and all(token.encode() not in text for text in [*texts, run.out.encode(), run.err.encode()])
 

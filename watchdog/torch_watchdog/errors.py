@@ -14,6 +14,7 @@ __all__ = [
     "DaemonStartError",
     "DaemonUnreachableError",
     "JobNameTakenError",
+    "NoTokenError",
     "OrderRefusedError",
     "RunDirectoryError",
     "UnknownJobError",
@@ -59,6 +60,17 @@ class DaemonRefusedError(WatchdogError):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"the daemon at {address} refused: {reason}")
         self.address, self.reason = address, reason
+
+
+class NoTokenError(WatchdogError):
+    """Nothing says that the daemon at a port is this user's."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"there is no token for {address}: start a daemon with `watchdog serve` on this machine, or let TORCH_WATCHDOG_TOKEN_FILE name a file "
+            "that holds the token of the one that is there"
+        )
+        self.address = address
 
 
 class UnknownJobError(WatchdogError):

@@ -19,7 +19,7 @@ __all__ = ["JobOutcome", "NodeConfig"]
 class NodeConfig:
     """One launch on one node. `daemon` is `unix:PATH` or `HOST:PORT`; `session` is random per launch and the same on all its nodes.
 
-    `token` is asked before each connection: a daemon that was started again has another.
+    `token` is asked before each connection, because a daemon that was started again has another; None: there is none that may be trusted.
 
     `runtime_dir` (0700, on a local disk) gets `control.sock`; `ring_dir` is where ranks put their `A-R-PID.ring` files.
     """
@@ -35,7 +35,7 @@ class NodeConfig:
     daemon: str
     nodes: int = 1
     node_rank: int = 0
-    token: Callable[[], str] = str
+    token: Callable[[], str | None] = str
     poll_interval_s: float = 0.2
     gpu_interval_s: float = 1.0
     max_unacked_bytes: int = 32 << 20

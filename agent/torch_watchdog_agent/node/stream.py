@@ -116,9 +116,11 @@ class DaemonLink:
     async def _connect(self) -> bool:
         """Serves one connection to its end. True where it had begun well. Raises what ended one that had not."""
         begun = False
+        token = self._config.token()
+        if token is None:
+            raise _LinkLostError("nothing says that it is this user's: there is no token for it")
         channel = grpc.aio.insecure_channel(self._config.daemon, options=_OPTIONS)
         try:
-            token = self._config.token()
             metadata = ((TOKEN_KEY, token),) if token else ()
             telemetry = telemetry_pb2_grpc.TelemetryStub(channel).Report(metadata=metadata)
             await self._say_hello(telemetry)

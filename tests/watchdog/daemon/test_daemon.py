@@ -357,13 +357,16 @@ def test_a_node_that_brings_no_token_says_so_once_and_ends_at_once(place: Place)
     assert len(place.said) == 1 and "no token" in place.said[0] and "training goes on" in place.said[0]
 
 
-def test_a_node_comes_back_to_a_daemon_that_was_started_again_with_another_token(place: Place) -> None:
-    published = ["first"]
+@pytest.mark.parametrize("meanwhile", [None, "first"])
+def test_a_node_comes_back_to_a_daemon_that_was_started_again_with_another_token(place: Place, meanwhile: str | None) -> None:
+    """It has published none yet, or its last one is still found."""
+    published: list[str | None] = ["first"]
     with place.daemon(token="first"):
         node = place.node(token=lambda: published[0])
         until(lambda: place.client(token="first").jobs())
+    published[0] = meanwhile
     with place.daemon(token="second"):
-        until(lambda: place.said)  # refused, or not there: it asks again
+        until(lambda: place.said)
         published[0] = "second"
         until(lambda: place.client(token="second").jobs())
         assert node.finish(0).lines == ()

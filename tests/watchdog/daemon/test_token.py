@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemon_harness import Place
 
+from torch_watchdog.daemon.client import client_of
 from torch_watchdog.daemon.token import TOKEN_FILE, kept_token, new_token, token_for
-from torch_watchdog.errors import ConfigError, DaemonStartError
+from torch_watchdog.errors import ConfigError, DaemonStartError, NoTokenError
 
 ADDRESS = "127.0.0.1:99470"  # no real port: the daemon of whoever runs this test must not be found
+
+
+KILLED = f"""
+import os
+from torch_watchdog.daemon.token import kept_token
+with kept_token("old", {ADDRESS!r}, os.environ):
+    os._exit(9)
+"""
 
 
 @pytest.fixture
@@ -29,8 +41,8 @@ def token_files(user: dict[str, str]) -> list[Path]:
 def test_a_token_is_found_by_its_port_and_is_gone_with_its_daemon(user: dict[str, str]) -> None:
     with kept_token("secret", ADDRESS, user):
         assert token_for(ADDRESS, user) == token_for("localhost:99470", user) == token_for("[::1]:99470", user) == "secret"
-        assert token_for("127.0.0.1:99471", user) == ""
-    assert token_for(ADDRESS, user) == "" and token_files(user) == []
+        assert token_for("127.0.0.1:99471", user) is None
+    assert token_for(ADDRESS, user) is None and token_files(user) == []
 
 
 def test_only_this_user_can_read_it(user: dict[str, str]) -> None:
@@ -43,13 +55,32 @@ def test_a_token_that_others_could_have_put_there_is_not_brought(user: dict[str,
     with kept_token("secret", ADDRESS, user):
         (file,) = token_files(user)
         file.parent.parent.chmod(0o777)
-        assert token_for(ADDRESS, user) == ""
+        assert token_for(ADDRESS, user) is None
 
 
-@pytest.mark.parametrize("address", ["unix:/run/daemon.sock", "unix:/run/x:99470", "10.1.2.3:99470", "node-a:99470"])
-def test_a_found_token_is_sent_to_no_socket_and_to_no_other_host(user: dict[str, str], address: str) -> None:
+@pytest.mark.parametrize("address", ["10.1.2.3:99470", "node-a:99470"])
+def test_a_found_token_is_never_sent_to_another_host(user: dict[str, str], address: str) -> None:
+    with kept_token("secret", ADDRESS, user):
+        assert token_for(address, user) is None
+
+
+@pytest.mark.parametrize("address", ["unix:/run/daemon.sock", "unix:/run/x:99470"])
+def test_a_socket_needs_no_token(user: dict[str, str], address: str) -> None:
     with kept_token("secret", ADDRESS, user):
         assert token_for(address, user) == ""
+
+
+def test_a_daemon_that_was_killed_leaves_no_token_to_whoever_takes_its_port(user: dict[str, str]) -> None:
+    subprocess.run([sys.executable, "-c", KILLED], env=os.environ | user, timeout=30, check=False)
+    assert len(token_files(user)) == 1
+    assert token_for(ADDRESS, user) is None
+    with kept_token("next", ADDRESS, user):
+        assert token_for(ADDRESS, user) == "next"
+
+
+def test_where_there_is_no_token_nobody_is_asked(user: dict[str, str]) -> None:
+    with pytest.raises(NoTokenError, match="watchdog serve"):
+        client_of(ADDRESS, user)
 
 
 def test_a_named_file_takes_its_place_on_both_sides(user: dict[str, str], place: Place) -> None:

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch_watchdog.daemon.client import DaemonClient
-from torch_watchdog.daemon.token import token_for
+from torch_watchdog.daemon.client import client_of
 from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
 from torch_watchdog.report.steps import RankTrack, tracks
 from torch_watchdog.store.read import read_blocks, read_incidents, read_job
@@ -22,7 +21,7 @@ from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import StepBlock
 
-__all__ = ["JobLook", "all_jobs", "client_of", "find_job", "live_daemon"]
+__all__ = ["JobLook", "all_jobs", "find_job", "live_daemon"]
 
 
 class JobLook(Protocol):
@@ -96,25 +95,20 @@ class DaemonJob:
         return _ask(self.address, self.name)
 
     def incidents(self) -> Sequence[Mapping[str, Any]]:
-        with client_of(self.address) as client:
+        with client_of(self.address, os.environ) as client:
             return client.incidents(self.name)
 
     def blocks(self, rank: int | None) -> Sequence[StepBlock]:
-        with client_of(self.address) as client:
+        with client_of(self.address, os.environ) as client:
             return client.steps(self.name, rank)
 
     def contract(self, rank: int) -> Mapping[str, Any]:
-        with client_of(self.address) as client:
+        with client_of(self.address, os.environ) as client:
             return client.contract(self.name, rank)
 
 
-def client_of(address: str) -> DaemonClient:
-    """With this user's token for it."""
-    return DaemonClient(address, token=token_for(address, os.environ))
-
-
 def _ask(address: str, name: str) -> JobStatus:
-    with client_of(address) as client:
+    with client_of(address, os.environ) as client:
         return client.job(name)
 
 
@@ -132,7 +126,7 @@ def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
 
 
 def _newest_of(address: str) -> str:
-    with client_of(address) as client:
+    with client_of(address, os.environ) as client:
         found = client.jobs()
     if not found:
         raise UnknownJobError("", ())
@@ -149,7 +143,7 @@ def _newest_in(directory: Path) -> DiskJob:
 def all_jobs(*, directory: Path, daemon: str) -> list[JobStatus]:
     """Newest first. A folder whose job.json cannot be read is left out: it says nothing about the others."""
     if daemon != "auto":
-        with client_of(daemon) as client:
+        with client_of(daemon, os.environ) as client:
             return list(client.jobs())
     found: list[JobStatus] = []
     for path in _job_directories(directory):

@@ -10,7 +10,7 @@ __all__ = ["is_loopback", "split"]
 def split(address: str) -> tuple[str, str]:
     """Host (without brackets) and port of `HOST:PORT`; ("", "") for anything else, as a unix socket is."""
     host, _, port = address.rpartition(":")
-    return (host.strip("[]"), port) if host and host != "unix" and port.isdigit() else ("", "")
+    return (host.strip("[]"), port) if host and port.isdigit() and not address.startswith("unix:") else ("", "")
 
 
 def is_loopback(host: str) -> bool:

@@ -12,13 +12,14 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 
 import grpc
 
-from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, UnknownJobError
+from torch_watchdog.daemon.token import token_for
+from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
 
-__all__ = ["DaemonClient"]
+__all__ = ["DaemonClient", "client_of"]
 
 _T = TypeVar("_T")
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -91,3 +92,11 @@ class DaemonClient:
         if status is grpc.StatusCode.NOT_FOUND:
             raise UnknownJobError(job) from error
         raise DaemonRefusedError(self._address, error.details() or status.name) from error
+
+
+def client_of(address: str, environment: Mapping[str, str], *, timeout_s: float = 5.0) -> DaemonClient:
+    """With this user's token for it. Raises NoTokenError, ConfigError."""
+    token = token_for(address, environment)
+    if token is None:
+        raise NoTokenError(address)
+    return DaemonClient(address, token=token, timeout_s=timeout_s)

@@ -41,18 +41,18 @@ def kept_token(token: str, address: str, environment: Mapping[str, str]) -> Iter
         yield
 
 
-def token_for(address: str, environment: Mapping[str, str]) -> str:
-    """What a call to `address` must bring; empty where none is known, and the daemon then says what it asks for. Raises ConfigError.
+def token_for(address: str, environment: Mapping[str, str]) -> str | None:
+    """What a call to `address` must bring; empty for a unix socket, whose folder keeps others out. Raises ConfigError.
 
-    A token that was found by its port is never sent off this host: the port of another host is another daemon's.
+    None where no live daemon of this user's has left one: whoever listens there now may be anybody, and must neither be asked nor obeyed. A token
+    that was found by its port is never sent off this host: the port of another host is another daemon's.
     """
     host, port = split(address)
     if not port:
-        return ""  # a unix socket: its folder is what keeps others out
+        return ""
     if environment.get(TOKEN_FILE):
         return _named(environment)
-    found = find_in_runtime_dir(_folder(address), _NAME, environment) if is_loopback(host) else None
-    return "" if found is None else found.strip()
+    return find_in_runtime_dir(_folder(address), _NAME, environment) if is_loopback(host) else None
 
 
 def _folder(address: str) -> str:

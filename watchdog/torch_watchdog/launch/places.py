@@ -34,9 +34,18 @@ def find_in_runtime_dir(session: str, name: str, environment: Mapping[str, str])
     for parent in _runtime_parents(environment):
         base = _base(parent)
         with suppress(OSError, UnicodeDecodeError):
-            if _is_private(base):
+            if _is_private(base) and _is_owned(base / session):
                 return (base / session / name).read_text(encoding="utf-8")
     return None
+
+
+def _is_owned(path: Path) -> bool:
+    """Whether whoever made the folder is alive."""
+    try:
+        os.close(_open_locked(path / _LOCK, fcntl.LOCK_SH | fcntl.LOCK_NB))
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _runtime_parents(environment: Mapping[str, str]) -> list[Path]:

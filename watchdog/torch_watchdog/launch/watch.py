@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_watchdog.config import LaunchConfig
-from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.daemon.client import client_of
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
 from torch_watchdog.daemon.token import token_for
@@ -70,7 +70,7 @@ class Watch:
     def last_status(self) -> JobStatus | None:
         """The job as the daemon has it after the goodbye; None where it does not answer."""
         try:
-            with DaemonClient(self.daemon, token=token_for(self.daemon, os.environ), timeout_s=QUESTION_TIMEOUT_S) as client:
+            with client_of(self.daemon, os.environ, timeout_s=QUESTION_TIMEOUT_S) as client:
                 return client.job(self.job)
         except WatchdogError:
             return None
@@ -173,11 +173,11 @@ def _node_config(
     )
 
 
-def _token_source(daemon: str) -> Callable[[], str]:
+def _token_source(daemon: str) -> Callable[[], str | None]:
     """Raises ConfigError now, never later: a token file that is gone meanwhile leaves the token that it held."""
     last = token_for(daemon, os.environ)
 
-    def token() -> str:
+    def token() -> str | None:
         nonlocal last
         with contextlib.suppress(ConfigError):
             last = token_for(daemon, os.environ)
