@@ -136,6 +136,12 @@ def test_a_program_that_is_not_there_is_said_as_a_shell_says_it(runs: Runs) -> N
     assert done.returncode == 127 and done.stderr.count("\n") == 1
 
 
+def test_a_file_that_cannot_be_executed_is_said_as_a_shell_says_it(runs: Runs) -> None:
+    (runs.folder / "train").write_text("no program")
+    done = runs("./train")
+    assert done.returncode == 126 and "./train: Permission denied" in done.stderr
+
+
 def test_an_option_of_a_launch_is_refused_where_it_means_nothing(runs: Runs) -> None:
     done = runs("--policy", "skip", "jobs")
     assert done.returncode == 2 and "--policy is an option of a launch" in done.stderr

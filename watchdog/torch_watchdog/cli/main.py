@@ -11,6 +11,7 @@ import importlib
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -55,7 +56,7 @@ class _Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] in COMMANDS:
             return super().resolve_command(ctx, args)
-        if not shutil.which(args[0]):
+        if not shutil.which(args[0]) and not ("/" in args[0] and Path(args[0]).is_file()):  # a file that is no program: the launch says why
             _say_unknown(args[0])
             ctx.exit(EXIT_NOT_FOUND)
         return "run", self.get_command(ctx, "run"), args
