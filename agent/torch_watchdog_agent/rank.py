@@ -231,7 +231,9 @@ class Rank:
         timeout_s = min(self.config.hold_timeout_s, hold_timeout_s())
         step = self.loop.step
         self.history.note(f"step {step}: held: {violation.summary}", level=2)
-        self.tell(Hold(rank=self.identity.rank, step=step, micro_step=self.loop.micro_step, violation=violation, timeout_s=timeout_s))
+        hold = Hold(rank=self.identity.rank, step=step, micro_step=self.loop.micro_step, violation=violation, timeout_s=timeout_s)
+        if not self.tell(hold):
+            raise _unanswered(violation, "the node process cannot be reached")
         decision = self.gate.hold(step, timeout_s)
         if isinstance(decision, Released):
             self._leave_out(violation, step)

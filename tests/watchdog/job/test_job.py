@@ -502,3 +502,16 @@ def test_why_no_checkpoint_was_made_is_told_at_the_end() -> None:
     run.say(m.Saved(rank=0, generation=1, updates_applied=3, error="OSError: No space left on device"))
     run.say(m.Left(rank=0, generation=1, updates_applied=3))
     assert "no checkpoint was made: rank 0: OSError: No space left on device" in run.job.outcome().lines
+
+
+def test_an_order_that_is_given_up_after_ranks_have_left_on_it_still_names_the_code() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.say(hold(1, 5))
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=1, passed=4))
+    run.wait(400)  # the save took longer than the grace
+    run.say(m.Left(rank=0, generation=1, updates_applied=5))
+    run.say(m.Left(rank=1, generation=1, updates_applied=5))
+    assert run.end(0) == 65
+    assert any(line.startswith("the stop could not be completed: no word from ranks 0, 1 in time") for line in run.job.outcome().lines)

@@ -64,6 +64,8 @@ class Job:
         self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
         self._retry_at = 0.0
         self._order_open = False
+        self._why_given_up: str | None = None
+        self._leave_code: int | None = None  # of the newest order that tells ranks to leave
         self._last_closed: stop.Closed | None = None
         self._log = EventLog(events)
         self._lost_records = 0
@@ -94,6 +96,8 @@ class Job:
         lines += [f"{count} reports of {node} did not fit while the daemon was away" for node, count in self._dropped.items()]
         if self._last_closed is not None and stop.NO_CHECKPOINT in self._last_closed.reason:
             lines.append(f"no checkpoint was made: {self._last_closed.reason.partition(stop.NO_CHECKPOINT)[2]}")
+        if self._last_closed is None and self._why_given_up is not None:
+            lines.append(f"the stop could not be completed: {self._why_given_up}")
         return GoodbyeAck(exit_code=self._exit_code(), incidents=self.incidents[:_MAX_TOLD], lines=tuple(lines))
 
     def next_deadline(self) -> float | None:
@@ -287,6 +291,8 @@ class Job:
                 return (Refused(reason=effect.reason), self._event(now, "order.refused", text=text))
 
     def _send(self, tell: stop.Tell) -> Iterable[Effect]:
+        if isinstance(tell.order, m.Commit) and tell.order.leave:
+            self._leave_code = tell.order.exit_code
         rank = self._ranks.get(tell.rank)
         if rank is not None:
             yield SendOrder(node=rank.node, tell=TellRank(attempt=self._attempt, rank=tell.rank, order=tell.order))
@@ -308,6 +314,8 @@ class Job:
         self._order_open = False
         if closed.outcome == "done":
             self._last_closed = closed
+        else:
+            self._why_given_up = closed.reason
         ending = "is done" if closed.outcome == "done" else "was given up"
         text = f"order {closed.generation} ({closed.kind}) {ending} after {closed.seconds:.2f} s: {closed.reason}"
         yield self._event(
@@ -363,6 +371,8 @@ class Job:
         """None: the command's own code stands. A stop of ours that was completed names its code; so does a bad batch that made the command fail."""
         if self._last_closed is not None and self._last_closed.exit_code is not None:
             return self._last_closed.exit_code
+        if self._leave_code is not None and any(rank.left for rank in self._ranks.values()):
+            return self._leave_code  # the order was given up, but not before ranks had left on it: their keepers say 0
         failed = any(goodbye is not None and goodbye.exit_code != 0 for goodbye in self._nodes.values())
         return m.EXIT_BAD_DATA if failed and self._casebook.prevented_bad_batch() else None
 
