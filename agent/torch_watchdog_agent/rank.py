@@ -6,6 +6,7 @@ traced) -> the user's forward and backward (`loss_seen`) -> `around_step` (the g
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -80,6 +81,8 @@ class Rank:
         self._clearance = self._open_clearance()
         self.guard = Guard(say=self.say, on_refused=self._refused)
         self.saver = Saver(self, leave=leave)
+        if importlib.util.find_spec("safetensors") is None:
+            self.say("safetensors is missing in this Python: a stop will leave no checkpoint of ours (pip install safetensors)")
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
         self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
         self.scan = _scan_of(config, identity) if config.scan else None

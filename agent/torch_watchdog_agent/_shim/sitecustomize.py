@@ -19,7 +19,9 @@ def _activate():
         sys.path.extend(sources)
         try:
             import torch_watchdog_agent.bootstrap as bootstrap
-        except Exception:
+        except Exception as error:
+            if sys.stderr is not None:
+                sys.stderr.write(f"[torch-watchdog] this Python runs without the watchdog ({type(error).__name__}: {error})\n")
             return
     bootstrap.activate()
 
