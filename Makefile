@@ -8,11 +8,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help venv demo test test-all check bench clean
+.PHONY: help venv demo test test-e2e test-all check bench clean
 
 help:
 	@echo "make demo       a two-rank CPU training with a planted bad sample, stopped before it reaches the model"
-	@echo "make test       the tests that take seconds each (CPU only)"
+	@echo "make test       the fast tests: minutes in all (CPU only)"
+	@echo "make test-e2e   real launches: torchrun, accelerate, python, two ranks each"
 	@echo "make test-all   the slow ones too"
 	@echo "make check      lint, format, types, import rules, purity of the cores"
 	@echo "make bench      what the watchdog costs: start-up, a line of output, a step"
@@ -33,7 +34,10 @@ demo: $(READY)
 	$(BIN)/watchdog demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest -m 'not e2e and not slow and not gpu'
+
+test-e2e: $(READY)
+	$(BIN)/python -m pytest -m 'e2e and not slow and not gpu'
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -m 'not gpu'
