@@ -71,10 +71,15 @@ class History:
             self._write(self._recorder, oldest, math.nan)
         self._pending.append(_OpenMicroStep(step, micro_step, time.time_ns(), loader_ns, evaluation))
 
-    def loss_seen(self, loss: Any) -> None:
-        """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived."""
-        if loss.numel() == 1 and len(self._losses) < len(self._pending) and self._loop.is_open(self._pending[-1].step):
-            self._losses.append(_start_copy(loss.detach()) if loss.is_cuda else float(loss.detach()))
+    def loss_seen(self, loss: Any) -> float | None:
+        """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived.
+
+        Returns it where it is known at once.
+        """
+        if loss.numel() != 1 or len(self._losses) >= len(self._pending) or not self._loop.is_open(self._pending[-1].step):
+            return None
+        self._losses.append(_start_copy(loss.detach()) if loss.is_cuda else float(loss.detach()))
+        return None if loss.is_cuda else self._losses[-1]
 
     def flush(self, *, ending: bool = False) -> None:
         """Writes the micro-steps whose loss has arrived, or will not come any more, in order. `ending`: none will come for the open window."""

@@ -6,6 +6,7 @@ traced) -> the user's forward and backward (`loss_seen`) -> `around_step` (the g
 
 from __future__ import annotations
 
+import math
 import importlib.util
 import os
 import socket
@@ -66,6 +67,7 @@ class Rank:
     def __init__(self, config: AgentConfig, identity: Identity, *, leave: Callable[[], None]) -> None:
         from torch_watchdog_agent.checkpoint.subjects import Subjects
         from torch_watchdog_agent.checkpoint.window import WindowState
+        from torch_watchdog_agent.contract.declared import take_settings
         from torch_watchdog_agent.contract.guard import Guard
 
         self.config, self.identity = config, identity
@@ -85,9 +87,11 @@ class Rank:
             self.say("safetensors is missing in this Python: a stop will leave no checkpoint of ours (pip install safetensors)")
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
         self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
+        take_settings(config.bounds)
         self.scan = _scan_of(config, identity) if config.scan else None
         self._contract_written = ""
         self._gates_seen = self._trains_in_eval = False
+        self._looked_inside = False
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
@@ -272,6 +276,22 @@ class Rank:
             self.scan.failed = True
         if violation is not None:
             self._refused(violation)
+
+    def loss_seen(self, loss: Any) -> None:
+        """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too: look for the reason, once."""
+        value = self.history.loss_seen(loss)
+        if value is None or math.isfinite(value) or self._looked_inside:
+            return
+        from torch_watchdog_agent.checkpoint.rng import RngState
+
+        self._looked_inside = True
+        before = RngState.capture()
+        try:
+            found = self.guard.not_finite_inside()
+        finally:
+            before.restore()
+        if found is not None:
+            self._notice(found)
 
     # The gate
 

@@ -18,6 +18,7 @@ from torch_watchdog_agent.contract.declared import declared_rules, declared_vers
 from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
+from torch_watchdog_agent.contract.inside import not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract, Lesson
 from torch_watchdog_agent.contract.mode import without_modes
 from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
@@ -66,6 +67,7 @@ class Guard:
         self._tracer = Tracer(self._names, self._contract, on_refused)
         self._plans: dict[Signature, tuple[int, Plan]] = {}
         self._batches = 0
+        self._handed: Origin | None = None  # the newest batch that the loop got
         self._off = False
         self._told_of_devices = False
 
@@ -90,6 +92,10 @@ class Guard:
     def diagnose(self, error: BaseException) -> Violation | None:
         """What is behind an exception that ends the training: a batch that a rule had doubted, or logits taken for probabilities."""
         return self._guarded(lambda: self._diagnose(error), None)
+
+    def not_finite_inside(self) -> Violation | None:
+        """The loss of the newest batch is not finite: where in the model that began. Runs its forward once more; the caller keeps the generators."""
+        return self._guarded(self._look_inside, None)
 
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
@@ -190,6 +196,16 @@ class Guard:
 
     # Tracing and repair
 
+    def _look_inside(self) -> Violation | None:
+        call, origin = self._tracer.call, self._handed
+        if call is None or origin is None:
+            return None
+        with without_modes():
+            try:
+                return not_finite_inside(call, origin)
+            except Exception:  # noqa: BLE001  a model that cannot be copied, or called once more: nobody can say
+                return None
+
     def _judged_again(self, checked: Checked) -> Checked:
         if checked.origin is None or checked.version == self._version:
             return checked
@@ -197,6 +213,7 @@ class Guard:
             return self._judged(checked.batch_id, checked.leaves, checked.signature, checked.origin)[0]
 
     def _hand_over(self, checked: Checked, batch: object) -> None:
+        self._handed = checked.origin
         checked = self._judged_again(checked)
         if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
             return

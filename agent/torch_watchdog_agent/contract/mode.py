@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from torch_watchdog_agent.contract.calls import Call, call_under_way
 from torch_watchdog_agent.contract.consumers import Use, uses_of
 from torch_watchdog_agent.contract.frames import Place, place_of_call
 from torch_watchdog_agent.contract.nodes import Schema, schema_of
@@ -56,6 +57,8 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         self.failure: Exception | None = None
         self.pushed, self.refused, self.full, self.saw_backward = False, False, False, False
         self._operators = 0
+        self.call: Call | None = None
+        self._call_seen = False
         self._examine = examine
         self._stance: Any = None
 
@@ -121,6 +124,8 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
 
     def _before(self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._hold_compile()
+        if not self._call_seen:
+            self._call_seen, self.call = call_under_way(self.tape)
         for use in uses_of(func, schema.position, args, kwargs) or self.watchers.comes(schema.name, args):
             self._consume(use, schema.name, func, args)
 

@@ -13,6 +13,7 @@ import torch
 
 from torch_watchdog_agent.contract.aftermath import is_of_the_forward, suspected
 from torch_watchdog_agent.contract.bounds import BIG, Range
+from torch_watchdog_agent.contract.calls import Call
 from torch_watchdog_agent.contract.consumers import Use
 from torch_watchdog_agent.contract.explain import device_violation, plain_violation, violation_of
 from torch_watchdog_agent.contract.frames import ModuleNames
@@ -53,11 +54,17 @@ class Tracer:
     contract: Contract
     on_refused: Callable[[Violation], None]
     mode: TraceMode | None = None
+    _call: Call | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
 
     @property
     def tracing(self) -> bool:
         return self.mode is not None
+
+    @property
+    def call(self) -> Call | None:
+        """How the loop called its model in the newest traced step."""
+        return self._call if self.mode is None or self.mode.call is None else self.mode.call
 
     def start(self) -> bool:
         """Trace from here on; False where another dispatch mode is at work."""
@@ -87,7 +94,7 @@ class Tracer:
             return True
         if not mode.pop():
             return False
-        self.mode = None
+        self.mode, self._call = None, self.call
         done = {number: flight for number, flight in self.flights.items() if number in mode.tape.touched or flight.waits >= MAX_WAITS}
         waiting = [flight for number, flight in self.flights.items() if number not in done]
         self.flights = {}

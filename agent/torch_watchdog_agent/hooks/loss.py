@@ -47,4 +47,4 @@ def _seen(tensors: Any) -> None:
         return
     loss = tensors if not isinstance(tensors, (list, tuple)) else tensors[0] if len(tensors) == 1 else None
     if hasattr(loss, "numel"):
-        here.history.loss_seen(unscaled(loss))
+        here.loss_seen(unscaled(loss))

@@ -332,6 +332,36 @@ def test_a_diverged_training_is_one_incident_however_long_it_runs() -> None:
     assert run.kinds == ["loss.not_finite"]
 
 
+def overflow(rank: int) -> m.Noticed:
+    violation = m.Violation(
+        kind="activation.not_finite", summary="the output of up is not finite", cause="up overflows float16", fix="use bf16",
+        batch=m.BatchFact(key="(made by the model)", value="inf", sample=m.Sample(position_in_batch=1, dataset_index=23)),
+        bound=m.BoundFact(op="Linear", module="up"), repairable=False,
+    )  # fmt: skip
+    return m.Noticed(rank=rank, step=0, micro_step=0, violation=violation)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_module_in_which_a_loss_went_wrong_is_the_cause_of_that_one_incident(late: bool) -> None:
+    run = Run()
+    run.hello(0, 1)
+    told = [lambda: run.say(overflow(0)), lambda: run.report(steps(0, 0, [math.nan]), steps(1, 0, [1.0]))]
+    for tell in reversed(told) if late else told:
+        tell()
+    (incident,) = run.incidents
+    assert (incident["kind"], incident["cause"], incident["fix"]) == ("loss.not_finite", "up overflows float16", "use bf16")
+    assert (incident["bound"]["module"], incident["batch"]["sample"]["dataset_index"]) == ("up", 23)
+    assert incident["summary"].startswith("rank 0, step 0: the loss is nan")
+
+
+def test_what_another_rank_found_in_its_model_is_not_the_first_ranks_cause() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.say(overflow(1))
+    run.report(steps(0, 0, [math.nan]), steps(1, 0, [1.0, math.nan]))
+    assert run.incidents[0]["bound"] is None
+
+
 # Failures
 
 

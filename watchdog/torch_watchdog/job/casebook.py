@@ -13,6 +13,7 @@ from torch_watchdog.job import incident as build
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.death import Failure, first_failure, judge
 from torch_watchdog.rules.loss import NotFinite, reason_of
+from torch_watchdog_proto.messages import Violation
 from torch_watchdog_proto.stop.coordinator import Closed, Found, Opened
 
 __all__ = ["Casebook"]
@@ -37,17 +38,20 @@ class Casebook:
         self._attempt = 0
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
+        self._inside: dict[int, Violation] = {}  # rank -> where in its model a loss went wrong
 
     @property
     def incidents(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self._incidents.values())
 
     def begin_attempt(self, attempt: int) -> None:
-        self._attempt, self._waiting, self._of_order = attempt, [], {}
+        self._attempt, self._waiting, self._of_order, self._inside = attempt, [], {}, {}
 
     def found(self, found: Found, ranks: Ranks, now: float, *, world_size: int) -> Incident | None:
         """A violation; None where it is known already."""
         violation = found.violation
+        if violation.kind == "activation.not_finite":
+            return self._traced_back(found)
         if len(self._incidents) >= _MAX_INCIDENTS or self._known(found) is not None:
             return None
         others = [rank for rank in range(world_size) if rank != found.rank] if violation.severity == "critical" else []
@@ -60,6 +64,13 @@ class Casebook:
         if found.how == "held":
             self._waiting.append(made["id"])
         return self._keep(made)
+
+    def _traced_back(self, found: Found) -> Incident | None:
+        """Where in the model a loss that is not finite began: no incident of its own, but the cause of that rank's loss.not_finite."""
+        self._inside[found.rank] = found.violation
+        of_rank = (known for known in self._of_attempt() if known["kind"] == "loss.not_finite" and known["origin"]["rank"] == found.rank)
+        known = next(of_rank, None)
+        return None if known is None else self._keep(build.with_cause_inside(known, found.violation))
 
     def opened(self, opened: Opened, ranks: Ranks, now: float) -> Sequence[Incident]:
         """An order begins: it belongs to what was found before it, or to a person, who gets an incident of the order's own kind."""
@@ -88,7 +99,8 @@ class Casebook:
             "resume from the newest checkpoint that is finite",
         )  # fmt: skip
         self._waiting.append(made["id"])
-        return self._keep(made)
+        inside = self._inside.get(first.rank)
+        return self._keep(made if inside is None else build.with_cause_inside(made, inside))
 
     def failed(self, failures: Sequence[Failure], ranks: Ranks, now: float) -> tuple[Incident, bool]:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""

@@ -15,7 +15,7 @@ from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.stop.coordinator import Closed
 
-__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "summary_of", "with_affected"]
+__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "summary_of", "with_affected", "with_cause_inside"]
 
 SCHEMA_VERSION = 1
 
@@ -54,6 +54,14 @@ def from_violation(violation: Violation, place: Place, *, prevented: bool) -> di
     found["batch"] = _batch(violation.batch)
     found["bound"] = None if violation.bound is None else _numbers_only(to_json(violation.bound), "low", "high")
     return found
+
+
+def with_cause_inside(found: Mapping[str, Any], violation: Violation) -> dict[str, Any]:
+    """A loss that is not finite, once the rank has found the module that it comes from."""
+    bound = None if violation.bound is None else _numbers_only(to_json(violation.bound), "low", "high")
+    summary = f"{found['summary']}: {violation.summary}"
+    more = {"summary": summary, "cause": violation.cause, "fix": violation.fix, "batch": _batch(violation.batch), "bound": bound}
+    return dict(found) | more
 
 
 def incident(
