@@ -25,8 +25,9 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The launcher's word to its ranks. `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is
-    not it. `resume`: the checkpoint that `restore()` takes by default. `scan`: look at the data instead of training on it; `scan_after`: the
-    folder of an interrupted scan."""
+    not it. `resume`: the checkpoint that `restore()` takes by default. `bounds`: declared for tensors of the batch. `scan`: look at the
+    data instead of training on it; `scan_after`: the folder of an interrupted scan.
+    """
 
     job: str
     session: str
@@ -42,6 +43,7 @@ class AgentConfig:
     solo: bool = False
     by_accelerate: bool = False
     resume: str | None = None
+    bounds: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     scan: bool = False
     scan_after: str | None = None
 
