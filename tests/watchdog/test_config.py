@@ -77,6 +77,9 @@ def test_a_wrong_flag_is_named(flags: dict[str, str], begins: str) -> None:
         ("grace = true", "watchdog.toml, grace: "),
         ("keeper = 'perhaps'", "watchdog.toml, keeper: must be true or false"),
         ("job = []", "watchdog.toml, job: "),
+        ("[bounds]\nlabels = 9", "watchdog.toml, bounds: must be lines such as "),
+        ("[bounds]\nlabels = {low = 9, high = 0}", "watchdog.toml, bounds: must be lines such as "),
+        ("[bounds]\nlabels = {max = 9}", "watchdog.toml, bounds: must be lines such as "),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, begins: str) -> None:
@@ -111,3 +114,8 @@ def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["auto", "unix:/run/x.sock", "localhost:9470", "10.0.0.1:1", "[::1]:9470"])
 def test_addresses_that_a_daemon_can_have_are_taken(address: str) -> None:
     assert load_config({"daemon": address}).daemon == address
+
+
+def test_bounds_are_lines_of_their_own_table(tmp_path: Path) -> None:
+    (tmp_path / "watchdog.toml").write_text('[bounds]\nlabels = {low = 0, high = 9, ignored = -100}\n"0.ids" = {high = 99}\n')
+    assert load_config({}).bounds == {"labels": {"low": 0, "high": 9, "ignored": -100}, "0.ids": {"high": 99}}

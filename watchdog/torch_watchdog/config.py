@@ -11,7 +11,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,10 @@ LONGEST_GRACE_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """`daemon` is "auto", "HOST:PORT" or "unix:PATH"; paths are absolute. `scan` is set by `watchdog scan` alone."""
+    """`daemon` is "auto", "HOST:PORT" or "unix:PATH"; paths are absolute. `bounds` are those of batch tensors by key.
+
+    `scan` is set by `watchdog scan` alone.
+    """
 
     policy: Policy = "stop"
     daemon: str = "auto"
@@ -38,6 +41,7 @@ class LaunchConfig:
     keeper: bool = True
     resume: str | None = None
     quarantine: Path | None = None
+    bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     scan: bool = False
     scan_after: str | None = None
 
@@ -152,6 +156,19 @@ def _quarantine(value: Any) -> Path:
     raise ValueError("must be a file that can be read, as a run leaves it in quarantine.jsonl")
 
 
+def _bounds(value: Any) -> Mapping[str, Mapping[str, int]]:
+    """`[bounds]`, a line for each tensor of the batch: `labels = {low = 0, high = 9, ignored = -100}`."""
+    if isinstance(value, dict) and all(_is_bound(bound) for bound in value.values()):
+        return value
+    raise ValueError("must be lines such as labels = {low = 0, high = 9, ignored = -100}, with whole numbers and low not above high")
+
+
+def _is_bound(value: Any) -> bool:
+    if not isinstance(value, dict) or not value or not value.keys() <= {"low", "high", "ignored"}:
+        return False
+    return all(type(number) is int for number in value.values()) and value.get("low", 0) <= value.get("high", float("inf"))
+
+
 _FIELDS = {"dir": "directory", "grace": "grace_s"}  # what a person writes is shorter than what we call it
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "policy": _policy,
@@ -162,4 +179,5 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "keeper": _keeper,
     "resume": _resume,
     "quarantine": _quarantine,
+    "bounds": _bounds,
 }

@@ -58,6 +58,7 @@ class Scan:
         """Takes batches until there are none. The loop never gets them."""
         self.driving, self._since = True, self._clock()
         self._total = total
+        self.write(finished=False)
         failures = 0
         while failures < MAX_FAILURES:
             try:

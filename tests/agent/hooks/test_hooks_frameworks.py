@@ -65,9 +65,7 @@ def test_the_trainers_evaluation_is_no_training(folder: Path) -> None:
     assert heard.evaluated == BATCHES // 4 * 2
 
 
-@pytest.mark.parametrize(
-    ("loop", "sample"), [("lightning_plain", BAD), ("lightning_by_its_old_name", BAD), ("lightning_stream", None)]
-)
+@pytest.mark.parametrize(("loop", "sample"), [("lightning_plain", BAD), ("lightning_by_its_old_name", BAD), ("lightning_stream", None)])
 def test_lightnings_loop_is_heard_through_its_fetcher(folder: Path, loop: str, sample: int | None) -> None:
     heard = listen_to(folder, "frameworks.py", loop)
     assert losses_of(heard) == pytest.approx(heard.printed)

@@ -34,7 +34,9 @@ def heard_all(heard: Heard) -> None:
         ("dataclasses_made_by_collation", (BAD, None)),
     ],
 )
-def test_a_bad_sample_is_named_by_its_index_and_worker_or_not_at_all(folder: Path, loop: str, sample: tuple[int | None, int | None]) -> None:
+def test_a_bad_sample_is_named_by_its_index_and_worker_or_not_at_all(
+    folder: Path, loop: str, sample: tuple[int | None, int | None]
+) -> None:
     heard = listen_to(folder, "loops.py", loop)
     heard_all(heard)
     assert len(heard.printed) == BATCHES
@@ -67,7 +69,9 @@ def test_both_of_two_zipped_loaders_are_heard(folder: Path) -> None:
     heard = listen_to(folder, "loops.py", "zipped")
     assert heard.complaints == []
     assert heard.steps[:2] == [2, 2]
-    assert [loss for loss in heard.losses.values() if loss is not None] == pytest.approx([loss for loss in heard.printed if loss is not None])
+    assert [loss for loss in heard.losses.values() if loss is not None] == pytest.approx(
+        [loss for loss in heard.printed if loss is not None]
+    )
     assert set(heard.samples) == {(BAD, None)}
 
 

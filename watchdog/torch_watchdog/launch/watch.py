@@ -201,6 +201,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         solo=is_solo(command, os.environ),
         by_accelerate=is_by_accelerate(command),
         resume=config.resume,
+        bounds=config.bounds,
         scan=config.scan,
         scan_after=config.scan_after,
     )

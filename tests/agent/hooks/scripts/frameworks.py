@@ -91,7 +91,9 @@ def accelerate_skips() -> None:
 
     accelerator = Accelerator(cpu=True)
     model = Model()
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3), DataLoader(Rows(), batch_size=BATCH))
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=1e-3), DataLoader(Rows(), batch_size=BATCH)
+    )
     for batch in skip_first_batches(loader, 3):
         loss = model(**batch)["loss"]
         losses.append(loss.item())
@@ -152,7 +154,13 @@ def lightning(module_name: str, loader, **options) -> None:
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
     validation = DataLoader(torch.utils.data.Subset(Rows(), range(8)), batch_size=BATCH)
     pl.Trainer(max_epochs=1, devices=1, **quiet, **options).fit(Lit(), loader, validation)
 

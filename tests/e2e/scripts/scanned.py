@@ -1,0 +1,61 @@
+"""A small training to scan: rows of numbers below 100 and labels below 4, some of them bad; rank and world size from the launcher."""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+ROWS = 400
+
+
+class Rows(Dataset):
+    def __init__(self, options):
+        self.ids, self.labels = torch.arange(ROWS * 6).reshape(ROWS, 6) % 100, torch.arange(ROWS) % 4
+        for index in options.bad_ids:
+            self.ids[index, 2] = 100 + index
+        for index in options.bad_labels:
+            self.labels[index] = 4
+        self.raises, self.dies = options.raises, options.dies
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        if index == self.raises:
+            raise ValueError(f"row {index} cannot be read")
+        if index == self.dies:
+            os._exit(9)
+        return {"ids": self.ids[index], "labels": self.labels[index]}
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--bad-ids", type=int, nargs="*", default=[])
+parser.add_argument("--bad-labels", type=int, nargs="*", default=[])
+parser.add_argument("--raises", type=int)
+parser.add_argument("--dies", type=int)
+parser.add_argument("--workers", type=int, default=0)
+options = parser.parse_args()
+
+torch.set_num_threads(1)
+world_size = int(os.environ.get("WORLD_SIZE", "1"))
+if world_size > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(100, 4), nn.Flatten(), nn.Linear(24, 4))
+if world_size > 1:
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+rows = Rows(options)
+sampler = DistributedSampler(rows, shuffle=False) if world_size > 1 else None
+for _ in range(3):
+    for number, batch in enumerate(DataLoader(rows, batch_size=4, sampler=sampler, num_workers=options.workers)):
+        loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {number}", flush=True)
+if world_size > 1:
+    dist.destroy_process_group()
