@@ -20,6 +20,7 @@ from torch_watchdog_proto.record import MicroStep, StepDone, TensorSeen
 __all__ = ["History"]
 
 _MAX_PENDING_LOSSES = 64
+_MEMORY_INTERVAL_NS = 250_000_000
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class History:
         self._pending: deque[_OpenMicroStep] = deque()
         self._losses: list[Any] = []  # of the backwards since the last fetch
         self._last_gate_ns = time.monotonic_ns()
+        self._copies, self._memory = _Copies(), _Memory()
 
     def forget(self) -> None:
         self._recorder = None
@@ -78,7 +80,7 @@ class History:
         """
         if loss.numel() != 1 or len(self._losses) >= len(self._pending) or not self._loop.is_open(self._pending[-1].step):
             return None
-        self._losses.append(_start_copy(loss.detach()) if loss.is_cuda else float(loss.detach()))
+        self._losses.append(self._copies.start(loss.detach()) if loss.is_cuda else float(loss.detach()))
         return None if loss.is_cuda else self._losses[-1]
 
     def flush(self, *, ending: bool = False) -> None:
@@ -98,7 +100,9 @@ class History:
         """
         losses, self._losses = self._losses, []
         if losses:
-            waiting = [micro for micro in self._pending if micro.loss is None and not micro.evaluation and micro.step == self._pending[-1].step]
+            waiting = [
+                micro for micro in self._pending if micro.loss is None and not micro.evaluation and micro.step == self._pending[-1].step
+            ]
             for micro, loss in zip(waiting[-len(losses) :], losses, strict=False):
                 micro.loss = loss
 
@@ -115,7 +119,7 @@ class History:
         now_ns = time.monotonic_ns()
         self.flush()
         if self._recorder is not None:
-            allocated, reserved, peak = _allocator_bytes()
+            allocated, reserved, peak = self._memory.figures(now_ns)
             self._recorder.write(
                 StepDone(
                     step=step, time_ns=time.time_ns(), step_ns=now_ns - self._last_gate_ns, micro_steps=self._loop.trained_on,
@@ -126,14 +130,26 @@ class History:
         self._last_gate_ns = now_ns
 
 
-def _start_copy(loss: Any) -> tuple[Any, Any]:
-    import torch
+class _Copies:
+    """Losses on their way from the GPU: one pinned page, one event a place, all used again and again."""
 
-    pinned = torch.empty((), dtype=torch.float32, pin_memory=True)
-    pinned.copy_(loss.reshape(()).to(torch.float32), non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return pinned, event
+    def __init__(self) -> None:
+        self._places: Any = None
+        self._events: list[Any] = []
+        self._next = 0
+
+    def start(self, loss: Any) -> tuple[Any, Any]:
+        """Starts a copy behind what the stream has to do. By the time a place is used again its loss was read or given up."""
+        import torch
+
+        if self._places is None:
+            self._places = torch.empty(2 * _MAX_PENDING_LOSSES, dtype=torch.float32, pin_memory=True).unbind()
+            self._events = [torch.cuda.Event() for _ in self._places]
+        place, event = self._places[self._next], self._events[self._next]
+        self._next = (self._next + 1) % len(self._places)
+        place.copy_(loss.reshape(()), non_blocking=True)
+        event.record()
+        return place, event
 
 
 def _arrived(loss: Any) -> float | None:
@@ -146,9 +162,19 @@ def _arrived(loss: Any) -> float | None:
     return float(pinned) if event.query() else None
 
 
-def _allocator_bytes() -> tuple[int, int, int]:
-    """Allocated, reserved and peak bytes of the current CUDA device; zeros where CUDA is not in use."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return 0, 0, 0
-    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()
+class _Memory:
+    """The allocator's figures. They cost tens of microseconds, so they are read a few times a second, not each step."""
+
+    def __init__(self) -> None:
+        self._read_ns = -_MEMORY_INTERVAL_NS
+        self._figures = 0, 0, 0
+
+    def figures(self, now_ns: int) -> tuple[int, int, int]:
+        """Allocated, reserved and peak bytes of the current CUDA device; zeros where CUDA is not in use."""
+        torch = sys.modules.get("torch")
+        if torch is not None and now_ns - self._read_ns >= _MEMORY_INTERVAL_NS and torch.cuda.is_initialized():
+            self._read_ns = now_ns
+            stats = torch.cuda.memory_stats_as_nested_dict()
+            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            self._figures = allocated["current"], reserved["current"], allocated["peak"]
+        return self._figures

@@ -1,7 +1,8 @@
 """What the watchdog costs a step on GPUs: `python tests/bench/gpu_step.py --ranks 2 --out FILE.json` on a machine that has them.
 
-Alternates runs with and without `watchdog`, several of each, and reports medians and their ratio. Two models: a GPT-2-small-like one (tens of milliseconds a step) and
-one that is bound by its launches (a few milliseconds). The loop does not synchronise with the device but once, at the end of each timed stretch.
+Alternates runs with and without `watchdog`, several of each, and reports medians and their ratio. Two models: a GPT-2-small-like one (tens of
+milliseconds a step) and one that is bound by its launches (a few milliseconds). The loop does not synchronise with the device but once, at the
+end of each timed stretch. `--profile FOLDER` writes what Python spends its time on in each rank.
 """
 
 from __future__ import annotations
