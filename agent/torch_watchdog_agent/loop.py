@@ -21,6 +21,7 @@ class Loop:
         self.trained_on = 0
         self.updates_applied = 0
         self.batches_seen = 0
+        self.fed_elsewhere = False  # batches come through another thread: gates number the windows
         self._open = False
         self._closed_once = False
         self._stepped: set[int] = set()  # optimizers that stepped in this window
@@ -54,7 +55,7 @@ class Loop:
 
         A second optimizer of the same window shares its gate. Where no loader is seen, the same optimizer again means a new window.
         """
-        if not self._open and (optimizer in self._stepped or not self._closed_once) and not self.batches_seen:
+        if not self._open and (optimizer in self._stepped or not self._closed_once) and (self.fed_elsewhere or not self.batches_seen):
             self._begin()
         self._stepped.add(optimizer)
         return self.step

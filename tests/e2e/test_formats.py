@@ -42,10 +42,10 @@ def test_an_unchanged_trainer_resumes_and_equals_a_run_in_which_the_bad_sample_n
     assert stopped.code == 65, stopped.err
     checkpoint = checkpoint_of(stopped)
     assert (checkpoint["path"], checkpoint["format"], checkpoint["updates_applied"]) == (
-        str(tmp_path / "out" / f"checkpoint-{step}"), "transformers", step,
+        str(tmp_path / "trained" / f"checkpoint-{step}"), "transformers", step,
     )  # fmt: skip
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*others, f"checkpoint-{step}"])
-    manifest = verify(tmp_path / "out" / f"checkpoint-{step}")
+    assert sorted(path.name for path in (tmp_path / "trained").iterdir()) == sorted([*others, f"checkpoint-{step}"])
+    manifest = verify(tmp_path / "trained" / f"checkpoint-{step}")
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= {
         file["name"] for file in manifest["files"]
     }
@@ -58,17 +58,73 @@ def test_an_unchanged_trainer_resumes_and_equals_a_run_in_which_the_bad_sample_n
 
 def test_a_trainer_that_is_stopped_between_two_epochs_resumes_as_if_it_had_not_been(tmp_path: Path) -> None:
     process = start(tmp_path, [*watchdog("--job", "asked"), *torchrun(*script("train_trainer.py", "--meet", tmp_path))])
-    until((tmp_path / "here").exists, "rank 0 waits")
+    until(lambda: (tmp_path / "here").exists() or process.poll() is not None, "rank 0 waits")
+    assert process.poll() is None
     assert launch(tmp_path, [*watchdog("stop", "asked")]).code == 0
     (tmp_path / "go").touch()
     stopped = ended(process, tmp_path)
     assert stopped.code == 0, stopped.err
-    state = json.loads((tmp_path / "out" / "checkpoint-6" / "trainer_state.json").read_text())
+    state = json.loads((tmp_path / "trained" / "checkpoint-6" / "trainer_state.json").read_text())
     assert (state["global_step"], state["epoch"]) == (6, 1.0)
-    verify(tmp_path / "out" / "checkpoint-6")
+    verify(tmp_path / "trained" / "checkpoint-6")
     resumed = launch(tmp_path, torchrun(*script("train_trainer.py", "--resume", "--out", "resumed")))
     assert resumed.code == 0, resumed.err
     (tmp_path / "plain").mkdir()
     reference = launch(tmp_path / "plain", torchrun(*script("train_trainer.py", "--out", "reference")))
     assert losses(stopped, resumed) == losses(reference)
     assert digests(tmp_path / "resumed") == digests(tmp_path / "plain" / "reference")
+
+
+# accelerate
+
+
+@pytest.fixture(scope="module")
+def stopped_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("stopped")
+    return launch(folder, [*watchdog("--job", "bad"), *torchrun(*script("train_accelerate.py", "--bad", BAD))])
+
+
+@pytest.fixture(scope="module")
+def reference_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The sixth step never happens in it."""
+    folder = tmp_path_factory.mktemp("reference")
+    return launch(folder, torchrun(*script("train_accelerate.py", "--never", 5, "--out", "digests")))
+
+
+def test_an_accelerate_loop_is_saved_as_accelerate_does(stopped_accelerate: Ended) -> None:
+    assert stopped_accelerate.code == 65, stopped_accelerate.err
+    (incident,) = stopped_accelerate.incidents
+    checkpoint = checkpoint_of(stopped_accelerate)
+    assert (incident["step"], checkpoint["format"]) == (5, "accelerate")
+    names = {file["name"] for file in verify(stopped_accelerate.folder / str(checkpoint["path"]))["files"]}
+    assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "random_states_1.pkl", "rank-1.json"} <= names
+
+
+@pytest.mark.parametrize("how", ["--load-state", "--restore"])
+def test_an_accelerate_loop_loads_its_state_and_goes_on_at_the_next_batch(
+    how: str, stopped_accelerate: Ended, reference_accelerate: Ended, tmp_path: Path
+) -> None:
+    """Without a wrapped launch: accelerate's own load_state() and our restore(loader=...), or restore() for everything."""
+    checkpoint = stopped_accelerate.folder / str(checkpoint_of(stopped_accelerate)["path"])
+    resumed = launch(tmp_path, torchrun(*script("train_accelerate.py", how, checkpoint, "--out", "digests")))
+    assert resumed.code == 0, resumed.err
+    assert losses(stopped_accelerate, resumed) == losses(reference_accelerate)
+    assert losses(stopped_accelerate).isdisjoint(losses(resumed))
+    assert digests(tmp_path / "digests") == digests(reference_accelerate.folder / "digests")
+
+
+# Lightning
+
+
+def test_lightning_takes_the_checkpoint_by_ckpt_path(tmp_path: Path) -> None:
+    train = script("train_lightning.py")
+    stopped = launch(tmp_path, [*watchdog("--job", "bad"), *torchrun(*train, "--bad", str(BAD))])
+    assert stopped.code == 65, stopped.err
+    (incident,) = stopped.incidents
+    checkpoint = tmp_path / str(checkpoint_of(stopped)["path"])
+    assert checkpoint_of(stopped)["format"] == "lightning"
+    assert "lightning.ckpt" in {file["name"] for file in verify(checkpoint)["files"]}
+    resumed = launch(tmp_path, torchrun(*train, "--ckpt", str(checkpoint / "lightning.ckpt")))
+    assert resumed.code == 0, resumed.err
+    left = [line.replace(f"after step {incident['step'] - 1}", "begins") for line in stopped.lines(f"after step {incident['step'] - 1} ")]
+    assert len(left) == 2 and resumed.lines("begins at") == left

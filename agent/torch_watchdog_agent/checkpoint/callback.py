@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from torch_watchdog_agent.checkpoint.foreign import Writer
 
 FORMAT = "callback"
 
 UserWriter = Callable[[Path], None]
+Given = TypeVar("Given", bound=UserWriter | None)
 _writer: UserWriter | None = None
 
 
-def on_checkpoint(write_checkpoint: UserWriter) -> UserWriter:
+def on_checkpoint(write_checkpoint: Given) -> Given:
     """Have `write_checkpoint(folder)` write the checkpoint. It runs on every rank at the boundary; also usable as a decorator.
 
-    The folder is new and empty, and gets its final name once every rank has returned.
+    The folder is new and empty, and gets its final name once every rank has returned. None: the framework's or our own way again.
     """
     global _writer
     _writer = write_checkpoint

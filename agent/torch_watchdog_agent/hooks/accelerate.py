@@ -16,7 +16,15 @@ from torch_watchdog_agent.hooks.passes import outer_iteration
 __all__ = ["patch", "patch_accelerator"]
 
 
+_patched = False
+
+
 def patch(module: ModuleType) -> None:
+    """Patches accelerate's loaders once."""
+    global _patched
+    if _patched:
+        return
+    _patched = True
     for name, inside in (("DataLoaderShard", True), ("SkipDataLoader", True), ("DataLoaderDispatcher", False)):
         loader = getattr(module, name)
         loader.__iter__ = _outermost(loader.__iter__, inside=inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -40,6 +41,10 @@ def resume_at(loader: Any, position: LoaderPosition) -> None:
     import torch.utils.data.dataloader
 
     patch(torch.utils.data.dataloader)
+    if "accelerate.data_loader" in sys.modules:
+        from torch_watchdog_agent.hooks import accelerate
+
+        accelerate.patch(sys.modules["accelerate.data_loader"])
     track = track_of(loader)
     track.resume, track.epoch = position, position.epoch - 1
 

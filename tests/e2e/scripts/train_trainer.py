@@ -112,7 +112,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(7)
     args = TrainingArguments(
-        output_dir="out", per_device_train_batch_size=4, num_train_epochs=2, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
+        output_dir="trained", per_device_train_batch_size=4, num_train_epochs=2, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
         logging_steps=1, save_strategy="steps", save_steps=2, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
         remove_unused_columns=False,
     )  # fmt: skip

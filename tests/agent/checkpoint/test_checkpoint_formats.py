@@ -1,0 +1,152 @@
+"""Whose code writes the checkpoint, and what is left where it fails, holds NaN, or meets a folder of the framework's own."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_state import MOMENT, committed_here, subjects_of
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.utils.data import Dataset
+
+from torch_watchdog_agent.checkpoint import on_checkpoint, save_at
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
+from torch_watchdog_agent.checkpoint.manifest import verify
+from torch_watchdog_agent.checkpoint.save import chosen
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_another_test() -> Iterator[None]:
+    """A framework's objects of another test are gone, and so is its function."""
+    yield
+    on_checkpoint(None)
+    gc.collect()
+
+
+class Rows(Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"rows": torch.full((3,), float(index)), "labels": torch.tensor(index % 2)}
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(3, 2)
+
+    def forward(self, rows: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.head(rows)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def trained(folder: Path, at_step: dict[int, Callable[[Any], None]], **arguments: Any) -> None:
+    """A Trainer's short training that does something after some of its steps."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Doing(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            at_step.get(state.global_step, lambda _: None)(trainer)
+
+    args = TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=2, max_steps=5, report_to=[], disable_tqdm=True, use_cpu=True, **arguments
+    )  # fmt: skip
+    trainer = Trainer(model=Net(), args=args, train_dataset=Rows(), callbacks=[Doing()])
+    trainer.train()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_trainer_finds_the_good_one_and_neither_it_nor_its_rotation_sees_one_with_nan(tmp_path: Path) -> None:
+    from transformers.trainer_utils import get_last_checkpoint
+
+    out, ours = tmp_path / "out", tmp_path / "run" / "step-2"
+
+    def save(trainer: Any) -> None:
+        committed_here(ours, subjects_of(trainer.optimizer))
+
+    def save_poisoned(trainer: Any) -> None:
+        with torch.no_grad():
+            trainer.model.head.weight[0, 0] = float("nan")
+        save(trainer)
+
+    trained(out, {2: save, 3: save_poisoned}, save_strategy="steps", save_steps=1, save_total_limit=2)
+    assert names(out) == ["checkpoint-4", "checkpoint-5", "not-good.checkpoint-3"]
+    assert get_last_checkpoint(str(out)) == str(out / "checkpoint-5")
+    assert not ours.parent.exists()
+
+
+def test_what_the_trainer_itself_has_saved_at_this_step_steps_aside_and_is_kept(tmp_path: Path) -> None:
+    trained(tmp_path, {2: lambda trainer: committed_here(Path("unused"), subjects_of(trainer.optimizer))}, save_strategy="no")
+    (tmp_path / "checkpoint-2" / "watchdog.json").unlink()  # as if the Trainer had written it
+    trained(tmp_path, {2: lambda trainer: committed_here(Path("unused"), subjects_of(trainer.optimizer))}, save_strategy="no")
+    assert names(tmp_path) == ["checkpoint-2", "replaced.checkpoint-2"]
+    verify(tmp_path / "checkpoint-2")
+
+
+def test_a_trainer_that_cannot_save_leaves_nothing_and_ours_is_written_instead(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def save(trainer: Any) -> None:
+        def broken(*_: Any) -> None:
+            raise OSError("no space left on device")
+
+        trainer._save_rng_state = broken
+        part = save_at(tmp_path / "run" / "step-2", subjects_of(trainer.optimizer), **MOMENT, say=said.append)
+        assert (part.format, part.path) == ("dcp", tmp_path / "run" / "step-2")
+
+    trained(tmp_path / "out", {2: save}, save_strategy="no")
+    assert names(tmp_path / "out") == [] and names(tmp_path / "run") == ["partial.step-2"]
+    assert any("transformers.Trainer could not write the checkpoint (" in line and "no space left" in line for line in said)
+
+
+@pytest.mark.parametrize("error", [OSError("no space left on device"), CheckpointException("a rank has failed", {})])
+def test_a_users_function_that_fails_leaves_nothing_behind_and_its_error_is_told(error: BaseException, tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def write(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise error
+
+    on_checkpoint(write)
+    with pytest.raises(CheckpointError, match=type(error).__name__):
+        save_at(tmp_path / "step-2", subjects_of(optimizer), **MOMENT, say=lambda _: None)
+    assert names(tmp_path) == []
+
+
+def test_accelerate_writes_only_where_it_knows_everything_that_is_trained(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    subjects = subjects_of(optimizer)
+    assert chosen(tmp_path, subjects, MOMENT["position"]) is None
+    accelerator.prepare(model, optimizer)
+    writer = chosen(tmp_path, subjects, MOMENT["position"])
+    assert writer is not None and writer.format == "accelerate"
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    subjects.scheduler_seen(scheduler)
+    assert chosen(tmp_path, subjects, MOMENT["position"]) is None
+    on_checkpoint(lambda folder: None)
+    writer = chosen(tmp_path, subjects, MOMENT["position"])
+    assert writer is not None and writer.format == "callback"
+
+
+def test_the_left_out_samples_lie_in_the_checkpoint_outside_its_digests(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = committed_here(tmp_path / "step-2", subjects_of(optimizer), left_out=('{"dataset_index": 7}',))
+    assert (path / "quarantine.jsonl").read_text() == '{"dataset_index": 7}\n'
+    (path / "quarantine.jsonl").unlink()
+    verify(path)

@@ -1,0 +1,108 @@
+"""A plain accelerate loop as a user might have written it; --load-state and --restore are its two ways to resume.
+
+Dropout, a scheduler and shuffling are there because each is a way to lose bit-identity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+VOCABULARY, LENGTH, CLASSES = 40, 6, 3
+
+
+class Rows(Dataset):
+    """Sample i from its own generator, so that every run sees the same data; `bad` gets a token id past the table."""
+
+    def __init__(self, count: int, bad: int | None) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rng = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=rng)
+        if index == self.bad:
+            ids[4] = VOCABULARY + 11
+        return {"ids": ids, "labels": torch.tensor(index % CLASSES)}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.table(ids).mean(1)))
+
+
+def say(line: str) -> None:
+    """One write, so that the lines of two ranks never mix."""
+    os.write(1, f"{line}\n".encode())
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    sha = hashlib.sha256()
+    tensors = [*model.state_dict().values(), *(value for state in optimizer.state_dict()["state"].values() for value in state.values())]
+    for tensor in tensors:
+        sha.update(tensor.contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bad", type=int)
+    parser.add_argument("--never", type=int)
+    parser.add_argument("--load-state")
+    parser.add_argument("--restore")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    set_seed(7)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+    loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    first_epoch, step = 0, 0
+    if args.load_state or args.restore:
+        import torch_watchdog_agent
+
+        if args.load_state:
+            accelerator.load_state(args.load_state)
+        objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler} if args.restore else {"model": None}
+        resumed = torch_watchdog_agent.restore(**objects, loader=loader, path=args.restore or args.load_state)
+        first_epoch, step = resumed.epoch, resumed.step
+    for epoch in range(first_epoch, 2):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            if step == args.never:
+                args.never = None
+                continue
+            loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            say(f"rank {accelerator.process_index} step {step} loss {loss.item().hex()}")
+            step += 1
+    if args.out:
+        Path(args.out).mkdir(exist_ok=True)
+        (Path(args.out) / f"digest-{accelerator.process_index}").write_text(digest(accelerator.unwrap_model(model), optimizer.optimizer))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
