@@ -6,6 +6,7 @@ the guard off. Everything runs on the training thread. How things are checked, l
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -67,6 +68,7 @@ class Guard:
         self._tracer = Tracer(self._names, self._contract, on_refused)
         self._plans: dict[Signature, tuple[int, Plan]] = {}
         self._batches = 0
+        self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
         self._handed: Origin | None = None  # the newest batch that the loop got
         self._off = False
         self._told_of_devices = False
@@ -120,7 +122,8 @@ class Guard:
         if self._off:
             return otherwise
         try:
-            return body()
+            with self._one_at_a_time:
+                return body()
         except BadBatchError:
             raise
         except Exception as error:  # noqa: BLE001

@@ -18,11 +18,12 @@ from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.rank import Identity, Rank
 from torch_watchdog_agent.say import Voice
 
-__all__ = ["arm", "guarded", "is_off", "rank"]
+__all__ = ["arm", "guarded", "is_off", "is_training_thread", "made_rank", "rank"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_MAIN_THREAD = threading.main_thread().ident
 _config: AgentConfig | None = None
 _rank: Rank | None = None
 _say = Voice()
@@ -38,7 +39,7 @@ def arm(config: AgentConfig) -> None:
 def rank() -> Rank | None:
     """The rank of this process on its main thread, made when first asked for; None elsewhere and after a failure."""
     global _config, _rank
-    if _config is None or threading.current_thread() is not threading.main_thread():
+    if _config is None or threading.get_ident() != _MAIN_THREAD:
         return None
     if _rank is None:
         config, _config = _config, None  # a failure below must not be met again at every batch
@@ -50,6 +51,15 @@ def rank() -> Rank | None:
         atexit.register(_finish, os.getpid())
         sys.excepthook = _noting(sys.excepthook)
     return _rank
+
+
+def made_rank() -> Rank | None:
+    """The rank of this process on any thread, once the main thread has made it."""
+    return _rank
+
+
+def is_training_thread() -> bool:
+    return threading.get_ident() == _MAIN_THREAD
 
 
 _off: set[str] = set()  # hooks that have turned themselves off

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
-from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks import elsewhere
+from torch_watchdog_agent.hooks.active import guarded, is_training_thread, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out
 from torch_watchdog_agent.quarantine import dataset_name
 
@@ -156,10 +157,8 @@ def catch_up(one: Pass, iterator: Any) -> None:
 def fetch(one: Pass | None, make: Callable[[], _Batch], source: Callable[[], Source]) -> _Batch:
     """torch's own loader makes a batch: for the outer loader that asks for it, else for the loop itself."""
     receiver = here_now.receiver
-    if receiver is None:
-        before_fetch()
-        if _scan_is_due():
-            _scan(one or Pass(), make, source)
+    if receiver is None and before_fetch():
+        _scan(one or Pass(), make, source)
     began_ns = time.monotonic_ns()
     try:
         batch = _made(make)
@@ -167,6 +166,8 @@ def fetch(one: Pass | None, make: Callable[[], _Batch], source: Callable[[], Sou
         source()  # that batch will not come
         raise
     target = receiver or one or Pass()
+    if not is_training_thread():
+        return _elsewhere(target, batch, source(), asked_by_outer=receiver is not None)
     _fetched(target, batch, source())
     return batch if receiver is not None else _hand_over(target, batch, time.monotonic_ns() - began_ns)
 
@@ -176,20 +177,29 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
 
     `part`: the item of what it returns that is the batch.
     """
-    before_fetch()
-    if _scan_is_due():
+    if before_fetch():
         _scan(one, make, None, inside=inside, part=part)
     began_ns = time.monotonic_ns()
     with asking(one, inside=inside):
         batch = make()
     for _ in range(min(skip, len(one.fetched))):
         one.fetched.popleft()
+    if not is_training_thread():
+        return elsewhere.handed(batch, _found(one, batch)[0]) if part is None else batch
     took_ns = time.monotonic_ns() - began_ns
     if part is None:
         return _hand_over(one, batch, took_ns)
     items: Any = batch
     handed = _hand_over(one, items[part], took_ns)
     return batch if handed is items[part] else type(items)((*items[:part], handed, *items[part + 1 :]))
+
+
+def _elsewhere(one: Pass, batch: _Batch, source: Source, *, asked_by_outer: bool) -> _Batch:
+    """Another thread takes the batch, ahead of the loop."""
+    if not asked_by_outer:
+        return elsewhere.handed(batch, source)
+    one.fetched.append((batch, source, None))
+    return batch
 
 
 class asking:  # noqa: N801  read as a statement: `with asking(one):`
@@ -262,17 +272,23 @@ def _made(make: Callable[[], _Batch]) -> _Batch:
 
 @guarded("loader")
 def _without_modes() -> AbstractContextManager[object] | None:
+    here = rank()
+    if here is None or not here.guard.tracing:
+        return None
     from torch.utils._python_dispatch import _disable_current_modes
 
-    here = rank()
-    return _disable_current_modes() if here is not None and here.guard.tracing else None  # only ours is there then
+    without: AbstractContextManager[object] = _disable_current_modes()  # only ours is there now
+    return without
 
 
 @guarded("boundary")
-def before_fetch() -> None:
+def before_fetch() -> bool:
+    """True where a scan is to take the rest of this pass."""
     here = rank()
-    if here is not None:
-        here.before_fetch()
+    if here is None:
+        return False
+    here.before_fetch()
+    return here.scan is not None and _scan_is_due(here)
 
 
 @guarded("loader")
@@ -287,15 +303,12 @@ def _fetched(one: Pass, batch: Any, source: Source) -> None:
 # Instead of handing over
 
 
-@guarded("scan")
-def _scan_is_due() -> bool:
+def _scan_is_due(here: Any) -> bool:
     import torch
 
-    here = rank()
-    if here is None or here.scan is None or not torch.is_grad_enabled() or here.evaluating():
+    if not torch.is_grad_enabled() or here.evaluating() or here.loop.is_open(here.loop.step):
         return False
-    steps = here.loop.step + 1
-    return not here.loop.is_open(here.loop.step) and here.scan.is_due(steps, tracing=here.guard.tracing)
+    return bool(here.scan.is_due(here.loop.step + 1, tracing=here.guard.tracing))
 
 
 def _scan(

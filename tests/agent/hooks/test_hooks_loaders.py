@@ -131,3 +131,13 @@ def test_a_gate_can_be_marked_by_hand(folder: Path) -> None:
     heard = listen_to(folder, "loops.py", "gates_by_hand")
     assert heard.complaints == []
     assert heard.steps == [1] * 10 + [2] + [1] * 4
+
+
+@pytest.mark.parametrize("loop", ["background_thread", "background_thread_that_copies"])
+def test_a_batch_that_another_thread_has_fetched_is_met_at_its_forward(folder: Path, loop: str) -> None:
+    heard = listen_to(folder, "loops.py", loop)
+    assert heard.complaints == []
+    assert len(heard.printed) == BATCHES
+    assert len(heard.steps) == BATCHES  # the first, empty one, and all but the bad one
+    assert set(heard.samples) == {(BAD, None)}
+    assert heard.noticed[0].batch.value == 99

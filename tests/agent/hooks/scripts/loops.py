@@ -273,7 +273,14 @@ def gates_by_hand() -> None:
 
 
 def background_thread() -> None:
+    optimizer.step()  # nothing to do yet: the first gate makes this process a rank
     over(_prefetched(DataLoader(Rows(), batch_size=BATCH)))
+
+
+def background_thread_that_copies() -> None:
+    optimizer.step()
+    loader = DataLoader(Rows(), batch_size=BATCH)
+    over(_prefetched({key: tensor.clone() for key, tensor in batch.items()} for batch in loader))
 
 
 def _prefetched(loader, ahead: int = 2):
@@ -285,7 +292,6 @@ def _prefetched(loader, ahead: int = 2):
         ready.put(None)
 
     threading.Thread(target=fill, daemon=True).start()
-    optimizer.step()  # nothing to do yet: the first gate makes this process a rank
     while (batch := ready.get()) is not None:
         yield batch
 
