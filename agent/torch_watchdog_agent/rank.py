@@ -6,8 +6,8 @@ traced) -> the user's forward and backward (`loss_seen`) -> `around_step` (the g
 
 from __future__ import annotations
 
-import math
 import importlib.util
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -233,7 +233,11 @@ class Rank:
         clean = self.guard.repaired(batch, checked) if self._is_gated() else None
         if clean is None:
             self._refused(violation)
-            why = "no legal value can stand in for it" if self._is_gated() else "no update of this loop has come to a gate yet that could leave it out"
+            why = (
+                "no legal value can stand in for it"
+                if self._is_gated()
+                else "no update of this loop has come to a gate yet that could leave it out"
+            )
             raise _unanswered(violation, why)
         timeout_s = min(self.config.hold_timeout_s, hold_timeout_s())
         step = self.loop.step
