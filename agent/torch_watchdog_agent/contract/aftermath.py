@@ -54,7 +54,7 @@ def suspected(rules: Sequence[Rule], origin: Origin, shapes: Shapes, error: Base
 def _broken(rule: Rule, origin: Origin, resolve: Resolve) -> Finding | None:
     try:
         allowed = rule.allowed_by(lambda size: resolve(size, ()))
-        values = () if rule.kind == "spread" else replayed(rule.recipe, origin.leaves, resolve)
+        values = () if rule.kind in ("spread", "reach") else replayed(rule.recipe, origin.leaves, resolve)
         mask = offending(rule.kind, values, allowed, rule.options)
     except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
         return None

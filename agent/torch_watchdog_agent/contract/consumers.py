@@ -15,7 +15,7 @@ from torch_watchdog_agent.contract.bounds import BIG
 
 __all__ = ["CONSUMERS", "Kind", "Use", "uses_of"]
 
-Kind: TypeAlias = Literal["range", "some", "ctc", "rows", "groups", "float", "spread", "starts", "count", "agree", "sum"]
+Kind: TypeAlias = Literal["range", "some", "ctc", "rows", "groups", "float", "spread", "starts", "count", "agree", "sum", "reach"]
 # range   every element within the range
 # some    at least one element that is not the ignored value (a mean over none is NaN)
 # ctc     labels, input lengths and label lengths fit each other
@@ -27,6 +27,7 @@ Kind: TypeAlias = Literal["range", "some", "ctc", "rows", "groups", "float", "sp
 # count   true cells of a mask: at most `rows`, or exactly `rows` where the option says so
 # agree   true cells of a mask: always `rows` so far; the operator itself would take fewer, so that the program decides
 # sum     lengths that add up to `rows`
+# reach   a slice of a buffer up to `rows`, no further than the buffer goes (torch cuts it short, and what follows seldom fits then)
 
 
 @dataclass(slots=True, kw_only=True)

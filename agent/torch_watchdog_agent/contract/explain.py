@@ -30,7 +30,13 @@ __all__ = ["device_violation", "odd_violation", "plain_violation", "violation_of
 
 _KINDS = {"range": "batch.index_out_of_range", "some": "batch.empty", "rows": "batch.empty", "ctc": "batch.shape", "groups": "batch.shape"}
 _KINDS |= {"float": "batch.dtype", "spread": "batch.shape"}
-_KINDS |= {"starts": "batch.index_out_of_range", "count": "batch.shape", "agree": "batch.shape", "sum": "batch.shape"}
+_KINDS |= {
+    "starts": "batch.index_out_of_range",
+    "count": "batch.shape",
+    "agree": "batch.shape",
+    "sum": "batch.shape",
+    "reach": "batch.shape",
+}
 _COUNTS = ("count", "agree", "sum")
 
 
@@ -71,7 +77,7 @@ def _completed(kind: str, fact: BatchFact, bound: BoundFact | None, origin: Orig
 
 def _batch_fact(finding: Finding, origin: Origin, resolve: Resolve) -> BatchFact:
     rule = finding.rule
-    if rule.kind in ("spread",) or not rule.recipe.leaves:
+    if rule.kind in ("spread", "reach") or not rule.recipe.leaves:
         return _size_fact(finding, origin)
     cell, derived = _cell(finding, origin, resolve)
     tensor = origin.leaves[cell.key]
@@ -169,6 +175,10 @@ def _size_fact(finding: Finding, origin: Origin) -> BatchFact:
     if rule.kind == "spread":
         derived = Derived(expression="values per channel", value=int(high) + 1)
         return BatchFact(key=key, **_description(tensor), derived=derived, sample=origin.sample(key, (0,)) if tensor.dim() else None)
+    if rule.kind == "reach":
+        derived, limit = Derived(expression="last position", value=int(high)), int(rule.options["limit"])
+        element = _first_past(tensor, key, dim, limit, origin)
+        return BatchFact(key=key, element=element, **_description(tensor), derived=derived, sample=origin.sample(key, element))
     values = finding.values[0]
     worst = int(values[finding.mask][0]) if int(values[finding.mask][0]) < 0 else int(values.max())
     element = _first_past(tensor, key, dim, int(high) + 1, origin)
@@ -226,6 +236,8 @@ def _bound_fact(finding: Finding, fact: BatchFact) -> BoundFact:
     elif rule.kind in _COUNTS:
         high = (int(allowed.high) + 1) // _copies(finding)
         low = high if rule.kind != "count" or rule.options["exact"] else 0
+    elif rule.kind == "reach":
+        low, high = 0, int(rule.options["limit"]) - 1
     elif rule.kind == "starts":
         low, high = _neighbours(finding, fact)
     elif rule.kind == "ctc" and fact.derived is not None and fact.element is not None:

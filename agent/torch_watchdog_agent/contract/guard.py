@@ -101,6 +101,7 @@ class Guard:
 
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
+        self._handed = None
         if self._tracer.tracing:
             self._guarded(self._tracer.end, None)
 

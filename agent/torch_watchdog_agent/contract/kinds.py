@@ -26,6 +26,8 @@ def offending(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, option
     """A mask over the first of `values`, or None where nothing offends. Where the whole tensor is meant, the mask has one element."""
     if kind == "spread":
         return torch.ones(1, dtype=torch.bool) if allowed.high < 1 else None
+    if kind == "reach":
+        return torch.ones(1, dtype=torch.bool) if allowed.high >= options["limit"] else None
     if kind == "float":
         return None if values[0].is_floating_point() else torch.ones(1, dtype=torch.bool)
     if kind == "some":

@@ -156,6 +156,8 @@ def _lesson_of(recipe: Recipe, site: Site, taught: Mapping[int, Lesson]) -> Less
     if len(recipe.batches) > 1:
         return None
     batch = next(iter(recipe.batches), site.batch)
+    if batch is None and len(taught) == 1:  # before anything has read the batch (a table of positions)
+        return next(iter(taught.values()))
     return None if batch is None else taught.get(batch)
 
 
@@ -211,6 +213,12 @@ def self_check(rule: Rule, site: Site, lesson: Lesson) -> str | None:
     """Replay the recipe on the traced batch: it must give the very index that the consumer got, and the batch must be legal."""
     if rule.kind == "spread":
         return None
+    if rule.kind == "reach":
+        return (
+            "a batch that was trained on breaks it"
+            if offending(rule.kind, (), rule.allowed(lesson.shapes), rule.options) is not None
+            else None
+        )
     try:
         values = replayed(rule.recipe, lesson.leaves, as_recorded)
     except (RuntimeError, IndexError, KeyError, TypeError, ValueError) as error:

@@ -105,8 +105,8 @@ def plan_for(rules: Sequence[Rule], leaves: Mapping[str, torch.Tensor], shapes: 
 
 def _enter(plan: Plan, rule: Rule, leaves: Mapping[str, torch.Tensor], shapes: Shapes) -> Iterator[Check]:
     allowed = rule.allowed(shapes)
-    if rule.kind == "spread":
-        if allowed.high < 1:
+    if rule.kind in ("spread", "reach"):
+        if offending(rule.kind, (), allowed, rule.options) is not None:
             plan.shape.append(Finding(rule=rule, allowed=allowed, values=(), mask=torch.ones(1, dtype=torch.bool)))
         return
     recipe = rule.recipe

@@ -67,7 +67,7 @@ class Rule:
     @property
     def acts_alone(self) -> bool:
         """Whether its alarm needs no confirmation."""
-        if self.opaque or self.doubt or self.unconfirmed or self.kind in ("agree", "sum"):
+        if self.opaque or self.doubt or self.unconfirmed or self.kind in ("agree", "sum", "reach"):
             return False  # (a program may correct lengths that do not add up before it uses them, and nobody sees it)
         if self.recipe.is_direct and self.live is not None:
             return self.traces >= 1

@@ -17,7 +17,9 @@ __all__ = ["as_table"]
 def as_table(contract: Contract) -> dict[str, object]:
     """What is guarded, what is not and why."""
     rules = [*all_declared(), *sorted(contract.rules.values(), key=lambda rule: rule.order)]
-    guarded = [_row(rule) for rule in rules if rule.usable and (rule.recipe.leaves or rule.recipe.steps or rule.kind == "spread")]
+    guarded = [
+        _row(rule) for rule in rules if rule.usable and (rule.recipe.leaves or rule.recipe.steps or rule.kind in ("spread", "reach"))
+    ]
     opaque = [{**_row(rule), "why": rule.opaque} for rule in rules if rule.opaque]
     opaque += [
         {"key": None, "expression": "", "op": op, "argument": arg, "module": module, "source": source, "why": why}
@@ -43,12 +45,14 @@ def _row(rule: Rule) -> dict[str, Any]:
 
 
 def _bound(rule: Rule, rows: Any) -> dict[str, Any]:
-    if rule.kind not in ("range", "ctc", "spread", "count", "agree", "sum"):
+    if rule.kind not in ("range", "ctc", "spread", "count", "agree", "sum", "reach"):
         return {"low": None, "high": None, "ignored": [] if rule.ignored is None else [rule.ignored]}
     if isinstance(rows, Size) and size_words(rows).isdecimal():
         rows = int(size_words(rows))
     high = None if isinstance(rows, int) and rows >= BIG else rows - 1 if isinstance(rows, int) else f"{size_words(rows)} - 1"
     low: Any = rule.low
+    if rule.kind == "reach":
+        high = rule.options["limit"] - 1
     if rule.kind in ("count", "agree", "sum"):
         high = rows if isinstance(rows, int) else size_words(rows)
         low = high if rule.kind != "count" or rule.options["exact"] else 0

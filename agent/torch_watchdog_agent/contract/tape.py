@@ -108,6 +108,11 @@ class Tape:
                 return leaf
         return None
 
+    def is_from_outside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is, or is a view of, one that was there before the step and is not trained: a buffer, a cached mask."""
+        storage = self.seen(tensor).storage
+        return storage.impure is None and not storage.leaves and any(self.storages[number] is storage for number in self.outside)
+
     def value_of(self, tensor: torch.Tensor) -> Value | None:
         known = self._values.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None

@@ -149,7 +149,7 @@ class Tracer:
             return  # not the batch's doing, and the CPU says so by itself
         if _on_other_device(use, tensors, table):
             self._refuse_device(site, tensors[0], table)
-        if use.kind in ("spread", "groups", "agree") or any(tensor.device.type == "meta" for tensor in tensors):
+        if use.kind in ("spread", "groups", "agree", "reach") or any(tensor.device.type == "meta" for tensor in tensors):
             return  # the framework raises by itself; nothing can be read
         if use.kind in ("some", "rows") and not torch.is_grad_enabled():
             return

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_watchdog_agent.contract.bounds import BIG
 from torch_watchdog_agent.contract.consumers import Use
 from torch_watchdog_agent.contract.tape import Tape
 
@@ -68,12 +69,20 @@ class Watchers:
             yield from self._spread(args)
 
     def comes(self, name: str, args: tuple[Any, ...]) -> list[Use]:
-        """Asked before the operator runs: a split into the very lengths that a tensor of the batch lists."""
+        """Asked before the operator runs: a split into the very lengths that a tensor of the batch lists, a slice of a buffer."""
+        if name == "slice":
+            return self._reaches(args)
         if not name.endswith("split_with_sizes") or len(args[1]) < 2:
             return []
         lengths = self._tape.leaf_that_lists(args[1])
         dim = args[2] if len(args) > 2 else 0
         return [] if lengths is None else [Use(tensors=(lengths,), arg="split_sizes", kind="sum", rows=int(args[0].shape[dim]))]
+
+    def _reaches(self, args: tuple[Any, ...]) -> list[Use]:
+        table, dim, end = args[0], args[1] if len(args) > 1 else 0, args[3] if len(args) > 3 else None
+        if not isinstance(end, int) or not 1 < end < BIG or not self._tape.is_from_outside(table):
+            return []
+        return [Use(tensors=(), arg="end", kind="reach", rows=end, options={"limit": int(table.shape[dim])})]
 
     def _put(self, tensor: Any, note: Note) -> None:
         if isinstance(tensor, torch.Tensor):

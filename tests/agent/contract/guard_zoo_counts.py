@@ -150,4 +150,37 @@ def masked_in_place() -> Family:
     return Family("masked_in_place", Masked(), clean, step, [put("kind", 7)])
 
 
-COUNTED = {"bags_with_ends", "ragged", "placeholders_checked", "placeholders_scattered", "placeholders_put", "masked_in_place"}
+class Clipped(nn.Module):
+    """A buffer that is shorter than some batches, on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+        self.register_buffer("scale", torch.rand(6))
+
+    def forward(self, x: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        near = x[:, :6]
+        return self.head(near * self.scale[: x.shape[1]].unsqueeze(-1)).sum() * F.one_hot(kind, 7).sum()
+
+
+@family
+def clipped_on_purpose() -> Family:
+    def clean() -> Batch:
+        rows, length = random.choice([4, 4, 2]), random.randint(3, 9)
+        return {"x": torch.randn(rows, length, 4), "kind": ids(7, rows)}
+
+    def step(model: nn.Module, batch: Batch) -> None:
+        model(batch["x"], batch["kind"]).backward()
+
+    return Family("clipped_on_purpose", Clipped(), clean, step, [put("kind", 7)])
+
+
+COUNTED = {
+    "bags_with_ends",
+    "ragged",
+    "placeholders_checked",
+    "placeholders_scattered",
+    "placeholders_put",
+    "masked_in_place",
+    "clipped_on_purpose",
+}
