@@ -1,0 +1,93 @@
+"""Loops that are not a plain `for` over a DataLoader: `other_loops.py NAME --bad INDEX`. Prints `step N loss L` for each update."""
+
+import argparse
+import os
+import queue
+import threading
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+ROWS = 96
+warnings.simplefilter("ignore")
+
+
+class Rows(Dataset):
+    def __init__(self, bad):
+        self.ids = torch.arange(ROWS * 6).reshape(ROWS, 6) % 40
+        if bad is not None:
+            self.ids[bad, 4] = 51
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return {"ids": self.ids[index], "labels": torch.tensor(index % 4)}
+
+
+def network():
+    return nn.Sequential(nn.Embedding(40, 4), nn.Flatten(), nn.Linear(24, 4))
+
+
+def prefetched(loader):
+    ready = queue.Queue(2)
+
+    def fill():
+        for batch in loader:
+            ready.put({key: tensor.clone() for key, tensor in batch.items()})
+        ready.put(None)
+
+    threading.Thread(target=fill, daemon=True).start()
+    while (batch := ready.get()) is not None:
+        yield batch
+
+
+def thread(rows):
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, shuffle=False))
+    for number, batch in enumerate(prefetched(loader)):
+        loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"step {number} loss {loss.item():.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+def lightning(rows):
+    import lightning.pytorch as pl
+
+    class Lit(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch, number):
+            return nn.functional.cross_entropy(self.net(batch["ids"]), batch["labels"])
+
+        def on_train_batch_end(self, outputs, batch, number):
+            print(f"step {number} loss {outputs['loss'].item():.6f}", flush=True)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    strategy = pl.strategies.DDPStrategy(process_group_backend="gloo") if world_size > 1 else "auto"
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", devices=world_size, strategy=strategy, use_distributed_sampler=False, **quiet)
+    sampler = DistributedSampler(rows, num_replicas=world_size, rank=int(os.environ.get("RANK", "0")), shuffle=False)
+    trainer.fit(Lit(), DataLoader(rows, batch_size=4, sampler=sampler))
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("loop", choices=["thread", "lightning"])
+parser.add_argument("--bad", type=int)
+options = parser.parse_args()
+torch.set_num_threads(1)
+torch.manual_seed(0)
+globals()[options.loop](Rows(options.bad))

@@ -1,0 +1,49 @@
+"""The main promise for loops that hide their batches: every rank stops before the same step, whoever fetched the batch and wherever the gate is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launching import Ended, launch, script, torchrun, watchdog
+
+pytestmark = pytest.mark.e2e
+
+BAD = 61  # of rank 1 (odd), in its batch 7
+
+
+def steps(ended: Ended) -> list[str]:
+    """What both ranks have printed; two may share a line."""
+    return sorted(re.findall(r"step \d+ loss \d+\.\d{6}", ended.out))
+
+
+@pytest.mark.parametrize("loop", ["thread", "lightning"])
+def test_all_ranks_stop_before_the_bad_batch_is_trained_on(tmp_path: Path, loop: str) -> None:
+    ended = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*script("other_loops.py", loop, "--bad", BAD))])
+    assert ended.code == 65, ended.err
+    (incident,) = ended.incidents
+    assert (incident["batch"]["value"], incident["batch"]["sample"]["dataset_index"]) == (51, BAD)
+    assert incident["action"]["prevented"] is True
+    assert sorted(incident["action"]["ranks_stopped"]) == [0, 1]
+    assert incident["action"]["checkpoint"]["committed"] is True
+    trained = incident["step"]
+    assert 6 <= trained <= 7
+    assert len(steps(ended)) == 2 * trained
+
+
+@pytest.mark.parametrize("loop", ["thread", "lightning"])
+def test_a_skipped_batch_is_the_bad_one_and_no_other(tmp_path: Path, loop: str) -> None:
+    ended = launch(tmp_path, [*watchdog("--policy", "skip", "--job", loop), *torchrun(*script("other_loops.py", loop, "--bad", BAD))])
+    assert ended.code == 0, ended.err
+    (incident,) = ended.incidents
+    assert incident["step"] == 7
+    assert len(steps(ended)) == 2 * 12
+
+
+@pytest.mark.parametrize("loop", ["thread", "lightning"])
+def test_a_clean_run_is_as_without_us(tmp_path: Path, loop: str) -> None:
+    watched = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*script("other_loops.py", loop))])
+    plain = launch(tmp_path, torchrun(*script("other_loops.py", loop)))
+    assert (watched.code, plain.code) == (0, 0), watched.err
+    assert steps(watched) == steps(plain)
