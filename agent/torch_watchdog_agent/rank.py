@@ -308,6 +308,8 @@ class Rank:
         self._gates_seen = True
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
+        if self.loop.fed_elsewhere and not self.loop.trained_on:
+            self.window.opened()  # no hand-over was heard: what an older window began with must not come back
         self.guard.step_ended()
         if self._clearance is not None and self.guarding:
             from torch_watchdog_agent.hooks.device import backward_finished
