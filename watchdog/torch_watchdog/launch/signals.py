@@ -90,8 +90,9 @@ def exit_code_of(status: int) -> int:
 
 def end_like(status: int, before: set[int]) -> NoReturn:
     """Ends as the command did. Death by a signal is repeated, because a shell stops a script on Ctrl-C only when it sees that death."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # `2>&-`
+            stream.flush()
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # the command wrote its own core
