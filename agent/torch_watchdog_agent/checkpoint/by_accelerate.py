@@ -43,6 +43,7 @@ def _knows_all(accelerator: Any, subjects: Subjects) -> bool:
 
 
 def _save(accelerator: Any, folder: Path) -> None:
-    """Into our folder: its automatic naming would choose one, and remove older ones for it, before this one is known to be good."""
-    with standing_in(accelerator.project_configuration, automatic_checkpoint_naming=False):
+    """Into our folder: its automatic naming would choose one, and remove older ones for it, before this one is known to be good; nor is it counted."""
+    naming = accelerator.project_configuration
+    with standing_in(naming, automatic_checkpoint_naming=False, iteration=naming.iteration):
         accelerator.save_state(str(folder))

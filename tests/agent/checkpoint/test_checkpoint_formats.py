@@ -150,3 +150,20 @@ def test_the_left_out_samples_lie_in_the_checkpoint_outside_its_digests(tmp_path
     assert (path / "quarantine.jsonl").read_text() == '{"dataset_index": 7}\n'
     (path / "quarantine.jsonl").unlink()
     verify(path)
+
+
+def test_accelerates_own_numbering_and_removal_of_old_ones_is_untouched(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    naming = ProjectConfiguration(project_dir=str(tmp_path / "project"), automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_config=naming)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator.prepare(model, optimizer)
+    accelerator.save_state()
+    path = committed_here(tmp_path / "run" / "step-2", subjects_of(optimizer))
+    assert verify(path)["format"] == "accelerate"
+    assert names(tmp_path / "project" / "checkpoints") == ["checkpoint_0"]
+    accelerator.save_state()
+    assert names(tmp_path / "project" / "checkpoints") == ["checkpoint_1"]
