@@ -208,3 +208,9 @@ def test_the_rank_side_starts_without_torch_and_without_the_other_sides_librarie
 @pytest.mark.parametrize("package", ["hooks", "contract", "checkpoint", "recorder", "gate", "control"])
 def test_the_rank_side_loads_with_grpc_protobuf_and_the_like_absent(package: str) -> None:
     run_without(OF_THE_OTHER_SIDE, f"load('torch_watchdog_agent.{package}')")
+
+
+def test_a_launch_starts_without_what_only_other_commands_need() -> None:
+    """Each of these takes longer to load than the rest of a launch together, or nearly so."""
+    slow = ("sqlalchemy", "rich", "pydantic", "pynvml", "torch", "numpy")
+    run_without(slow, "import torch_watchdog.cli.main, torch_watchdog.cli.run, torch_watchdog.launch.run")
