@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from torch_watchdog_agent.quarantine import Quarantine, dataset_name
@@ -52,3 +53,15 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
 def test_data_sets_are_told_apart_by_class_and_length() -> None:
     assert dataset_name([1, 2]) == "list[2]"
     assert dataset_name(iter([1])) == "list_iterator[?]"
+
+
+def test_what_a_checkpoint_brings_along_is_left_out_and_handed_on_with_the_runs_own(tmp_path: Path) -> None:
+    old, new = (json.dumps({"dataset": "D[9]", "dataset_index": index}) for index in (3, 5))
+    (tmp_path / "carried.jsonl").write_text(f"{old}\n")
+    (tmp_path / "own.jsonl").write_text(f"{new}\n")
+    quarantine = Quarantine(tmp_path / "own.jsonl")
+    assert quarantine.take_over(tmp_path / "carried.jsonl") == 1
+    quarantine.reload()
+    assert quarantine.replaced("D[9]", [3, 4, 5]) == [4, 4, 4]
+    assert quarantine.lines() == (old, new)
+    assert quarantine.take_over(tmp_path / "nothing.jsonl") == 0

@@ -13,8 +13,8 @@ from checkpoint_state import MOMENT, committed_here, subjects_of
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 
-from torch_watchdog_agent.checkpoint import on_checkpoint, save_at
-from torch_watchdog_agent.checkpoint.errors import CheckpointError
+from torch_watchdog_agent.checkpoint import on_checkpoint, restore, save_at
+from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
 from torch_watchdog_agent.checkpoint.manifest import verify
 from torch_watchdog_agent.checkpoint.save import chosen
 
@@ -167,3 +167,9 @@ def test_accelerates_own_numbering_and_removal_of_old_ones_is_untouched(tmp_path
     assert names(tmp_path / "project" / "checkpoints") == ["checkpoint_0"]
     accelerator.save_state()
     assert names(tmp_path / "project" / "checkpoints") == ["checkpoint_1"]
+
+
+def test_restore_names_whose_code_takes_a_trainers_checkpoint(tmp_path: Path) -> None:
+    trained(tmp_path, {2: lambda trainer: committed_here(Path("unused"), subjects_of(trainer.optimizer))}, save_strategy="no")
+    with pytest.raises(RestoreError, match=r"transformers wrote it\. Give it to trainer\.train\(resume_from_checkpoint="):
+        restore(model=Net(), path=tmp_path / "checkpoint-2")
