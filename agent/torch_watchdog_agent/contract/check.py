@@ -17,6 +17,7 @@ __all__ = ["Extremes", "TensorStat", "allows", "extremes", "known"]
 
 MAX_FULL_FLOATS = 1 << 22  # above this a float tensor is looked at by a strided sample
 _UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16, torch.int8: np.uint8}
+_SPAN = {dtype: 1 << (8 * np.dtype(unsigned).itemsize) for dtype, unsigned in _UNSIGNED.items()}
 _BY_TORCH = (torch.bfloat16, torch.float16)
 _NAMES: dict[torch.dtype, str] = {}
 
@@ -79,10 +80,15 @@ def extremes(tensor: torch.Tensor, ignored: int = -100) -> Extremes:
     array = tensor.numpy()
     if dtype is torch.bool:
         return Extremes(array, int(array.min()), int(array.max()))
-    low, high = int(array.min()), int(array.max())
+    low = int(array.min())
     if low >= 0:
+        high = int(array.max())
         return Extremes(array, low, high, 0, int(np.count_nonzero(array == ignored)) if 0 <= low <= ignored <= high else 0)
-    return Extremes(array, low, high, int(np.count_nonzero(array < 0)), int(np.count_nonzero(array == ignored)))
+    negatives = int(np.count_nonzero(array < 0))
+    if low == ignored and dtype in _UNSIGNED and int(array.view(_UNSIGNED[dtype]).max()) == low % _SPAN[dtype]:
+        # Read as unsigned, the negative value nearest to 0 is the largest of all: it is the ignored one, so every negative is.
+        return Extremes(array, low, int(array.max()), negatives, negatives)
+    return Extremes(array, low, int(array.max()), negatives, int(np.count_nonzero(array == ignored)))
 
 
 def _float_extremes(tensor: torch.Tensor) -> Extremes:

@@ -21,7 +21,7 @@ from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apa
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.inside import not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract, Lesson
-from torch_watchdog_agent.contract.mode import without_modes
+from torch_watchdog_agent.contract.mode import modes_on_stack, without_modes
 from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
 from torch_watchdog_agent.contract.repair import legal_stand_in
 from torch_watchdog_agent.contract.replay import resolver
@@ -76,15 +76,17 @@ class Guard:
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         """Check a batch that has just left a DataLoader. Never changes it."""
         self._batches += 1
-        return self._guarded(lambda: self._check(batch, indices, worker), Checked(batch_id=self._batches))
+        return self._guarded(lambda: self._check(batch, indices, worker), None) or Checked(batch_id=self._batches)
 
     def handed_over(self, checked: Checked, batch: object) -> None:
         """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
-        self._guarded(lambda: self._hand_over(checked, batch), None)
+        self._handed = checked.origin
+        if checked.needs_trace or self._tracer.tracing or checked.version != self._contract.version:
+            self._guarded(lambda: self._hand_over(checked, batch), None)
 
     def fresh(self, checked: Checked) -> Checked:
         """The same batch judged by what was learned since it was fetched (loops that fetch ahead)."""
-        return self._guarded(lambda: self._judged_again(checked), checked)
+        return checked if checked.version == self._contract.version else self._guarded(lambda: self._judged_again(checked), checked)
 
     @property
     def tracing(self) -> bool:
@@ -141,10 +143,13 @@ class Guard:
 
     def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         leaves, scalars = taken_apart(batch)
-        self._tell_of_devices(leaves)
         signature = signature_of(leaves, self._names.training(), self._scalars.telling(scalars) if scalars else ())
-        with without_modes():
-            checked, seen, news = self._judged(self._batches, leaves, signature, Origin(leaves=leaves, indices=indices, worker=worker))
+        origin = Origin(leaves=leaves, indices=indices, worker=worker)
+        if modes_on_stack():
+            with without_modes():
+                checked, seen, news = self._judged(self._batches, leaves, signature, origin)
+        else:
+            checked, seen, news = self._judged(self._batches, leaves, signature, origin)
         if checked.violation is None:
             self._seen.took(news, leaves, seen)
         return checked
@@ -192,6 +197,7 @@ class Guard:
         known = self._plans.get(signature)
         if known is not None and known[0] == self._version:
             return known[1]
+        self._tell_of_devices(leaves)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         plan = plan_for([*declared_rules(leaves), *self._contract.usable(structure_of(signature))], leaves, shapes_of(leaves))
@@ -217,7 +223,6 @@ class Guard:
             return self._judged(checked.batch_id, checked.leaves, checked.signature, checked.origin)[0]
 
     def _hand_over(self, checked: Checked, batch: object) -> None:
-        self._handed = checked.origin
         checked = self._judged_again(checked)
         if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
             return
