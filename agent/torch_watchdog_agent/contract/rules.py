@@ -21,6 +21,7 @@ __all__ = ["Rule"]
 TRACES_FOR_DIRECT = 2
 TRACES_FOR_DERIVED = 3
 UNCONFIRMED_ALLOWED = 2
+SELDOM_BATCHES = 1000
 AMBIGUOUS_ALLOWED = 24
 
 
@@ -44,7 +45,8 @@ class Rule:
     structures: set[Any] = field(default_factory=set)
     traces: int = 0
     last_trace: int = 0
-    unconfirmed: int = 0
+    unconfirmed: int = 0  # of late
+    unconfirmed_at: int = 0
     ambiguous: int = 0
     opaque: str | None = None
     doubt: str | None = None
@@ -75,9 +77,10 @@ class Rule:
             return False
         return self.traces >= (TRACES_FOR_DIRECT if self.recipe.is_direct else TRACES_FOR_DERIVED)
 
-    def not_confirmed(self) -> None:
-        """Its alarm led to a traced step in which the consumer was content."""
-        self.unconfirmed += 1
+    def not_confirmed(self, batch: int) -> None:
+        """Its alarm about that batch led to a traced step in which the consumer was content, or was not there. Seldom is no harm: a step costs little."""
+        often = self.unconfirmed and batch - self.unconfirmed_at < SELDOM_BATCHES
+        self.unconfirmed, self.unconfirmed_at = (self.unconfirmed + 1 if often else 1), batch
         if self.unconfirmed > UNCONFIRMED_ALLOWED:
             self.opaque = "its alarms were not confirmed"
 

@@ -117,8 +117,8 @@ class Tracer:
         met = self.contract.learn(tape, [flight.lesson for flight in used.values()], whole=whole)
         for flight in used.values():
             for rule in flight.suspects:
-                if rule in met:
-                    rule.not_confirmed()
+                if whole or rule in met:
+                    rule.not_confirmed(flight.lesson.batch)
             for rule in flight.unsettled:
                 rule.not_settled()
 
