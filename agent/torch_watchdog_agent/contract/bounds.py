@@ -37,10 +37,11 @@ class Range:
 class LiveTable:
     """The length of one dimension of a parameter or buffer, read when asked."""
 
-    __slots__ = ("_dim", "_holder", "_seen", "_table")
+    __slots__ = ("_dim", "_holder", "_seen", "_table", "trained")
 
     def __init__(self, table: torch.Tensor, dim: int, module: torch.nn.Module | None) -> None:
         self._table, self._dim, self._seen = weakref.ref(table), dim, int(table.shape[dim])
+        self.trained = isinstance(table, torch.nn.Parameter)  # and not a buffer
         self._holder: Any = weakref.ref(module) if module is not None else None
 
     @property

@@ -193,7 +193,7 @@ class Guard:
 
     def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor]) -> Plan:
         if any(table.changed() for table in self._contract.tables):
-            self._contract.forget()  # the model was rebuilt
+            self._contract.forget_changed()
         known = self._plans.get(signature)
         if known is not None and known[0] == self._version:
             return known[1]

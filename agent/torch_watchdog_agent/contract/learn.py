@@ -15,13 +15,14 @@ import torch
 from torch_watchdog_agent.contract.bounds import BIG, LiveTable
 from torch_watchdog_agent.contract.kinds import offending
 from torch_watchdog_agent.contract.nodes import LeafRef
-from torch_watchdog_agent.contract.recipe import Recipe, agreed, cut
+from torch_watchdog_agent.contract.recipe import Recipe, agreed, cut, whole_leaf
 from torch_watchdog_agent.contract.replay import as_recorded, replayed
-from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.rules import TRACES_FOR_DERIVED, Rule
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import Site, Tape, sampled
 
 READ_OFF_DATA = "its limit may depend on data"
+ONE_SHORT = TRACES_FOR_DERIVED - 1
 MAX_VARIANTS = 3
 MAX_RULES = 4096
 __all__ = ["Contract", "Lesson", "rule_of"]
@@ -52,11 +53,15 @@ class Contract:
     version: int = 0
     _variants: Counter[Any] = field(default_factory=Counter)
 
-    def forget(self) -> None:
-        """The model was rebuilt or resized: start over."""
-        self.rules.clear()
-        self.tables.clear()
-        self.traces_of.clear()
+    def forget_changed(self) -> None:
+        """Tables were rebuilt or resized. A trained one: start over. A buffer (positions that a module makes longer): trace once more, for its rules."""
+        changed = [table for table in self.tables if table.changed()]
+        if any(table.trained for table in changed):
+            self.rules.clear()
+            self.traces_of.clear()
+        self.rules = {key: rule for key, rule in self.rules.items() if rule.live is None or not any(rule.live.same(one) for one in changed)}
+        self.traces_of = Counter({structure: min(count, ONE_SHORT) for structure, count in self.traces_of.items()})
+        self._note_tables()
         self.version += 1
 
     def first_consumer(self, key: str) -> Rule | None:
@@ -243,14 +248,28 @@ def _limits_clash(known: Rule, rule: Rule) -> bool:
     return not known.rows.readings & rule.rows.readings
 
 
+def _fitted(known: Rule, rule: Rule) -> str | None:
+    """Keep what fits both computations. Where only their sizes differ, as nobody can foresee, the whole tensor is doubted instead of the part."""
+    if known.widened:
+        return None
+    why = agreed(known.recipe, rule.recipe)
+    whole = whole_leaf(known.recipe) if why is not None and known.kind == "range" else None
+    if whole is None:
+        return why
+    known.recipe, known.widened = whole, True
+    return None
+
+
 def _narrow(known: Rule, rule: Rule) -> None:
     """Keep what fits both."""
     if isinstance(known.rows, Size) and isinstance(rule.rows, Size):
         known.rows = merged(known.rows, rule.rows)
-    known.opaque = known.opaque or rule.opaque or agreed(known.recipe, rule.recipe)
+    known.opaque = known.opaque or rule.opaque or _fitted(known, rule)
     if READ_OFF_DATA in (known.doubt, rule.doubt) and None in (known.doubt, rule.doubt):
         known.doubt = None  # in one of the traces the number that was read was another one, and the limit the same
     else:
         known.doubt = known.doubt or rule.doubt
+    if known.widened:
+        known.doubt = "which of its elements are used cannot be foreseen"
     known.live = rule.live
     known.place = replace(rule.place)

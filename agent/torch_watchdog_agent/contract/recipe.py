@@ -16,7 +16,7 @@ from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import Site, Tape
 
-__all__ = ["MOVES", "Recipe", "Step", "cut", "sizes_of", "agreed"]
+__all__ = ["MOVES", "Recipe", "Step", "cut", "sizes_of", "agreed", "whole_leaf"]
 
 Argument: TypeAlias = Any  # Ref, Size, a plain value, or a list of them
 _WHOLE_NUMBERS = (None, torch.int64, torch.int32)
@@ -88,9 +88,8 @@ def cut(tape: Tape, site: Site, shapes_of: Callable[[frozenset[int]], Shapes]) -
     in_place = any(node.writes for node in nodes)
     kept, renamed, cast = _canonical(tape, nodes, in_place)
     targets = [renamed.get(number, number) for number in site.numbers]
-    made = {number for node in kept for number in node.outputs}
     sources = [number for node in kept for number in node.inputs] + targets
-    leaves = {number: tape.leaves[number] for number in sources if number not in made and number in tape.leaves}
+    leaves = {number: tape.leaves[number] for number in sources if number in tape.leaves}  # written in place or not
     batches = frozenset(batch for batch, _ in leaves.values())
     shapes = shapes_of(batches or frozenset([site.batch] if site.batch is not None else []))
     return _renumbered(tape, kept, targets, leaves, batches, shapes, cast)
@@ -224,6 +223,14 @@ def _shape_of(argument: Argument) -> str:
     if isinstance(argument, Size):
         return "size"
     return f"[{','.join(_shape_of(item) for item in argument)}]" if isinstance(argument, list) else str(argument)
+
+
+def whole_leaf(recipe: Recipe) -> Recipe | None:
+    """The whole tensor in place of what a recipe picks out of it; None where the recipe does more than move and pad its elements."""
+    key = recipe.one_leaf
+    if key is None or any(step.name not in MOVES and step.name != "constant_pad_nd" for step in recipe.steps):
+        return None
+    return Recipe(leaves={0: key}, constants={}, steps=(), outputs=(0,), batches=recipe.batches, form=("whole", key), casts=recipe.casts)
 
 
 def sizes_of(recipe: Recipe) -> list[Size]:

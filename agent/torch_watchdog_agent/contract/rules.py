@@ -48,6 +48,7 @@ class Rule:
     unconfirmed: int = 0  # of late
     unconfirmed_at: int = 0
     ambiguous: int = 0
+    widened: bool = False  # the recipe is the whole tensor: which part of it is used depends on data
     opaque: str | None = None
     doubt: str | None = None
 
@@ -73,8 +74,8 @@ class Rule:
             return False  # (a program may correct lengths that do not add up before it uses them, and nobody sees it)
         if self.recipe.is_direct and self.live is not None:
             return self.traces >= 1
-        if self.recipe.floats:
-            return False
+        if self.recipe.floats or (self.live is not None and not self.live.trained and not self.recipe.is_direct):
+            return False  # (a module may make a table of positions longer when a longer batch comes)
         return self.traces >= (TRACES_FOR_DIRECT if self.recipe.is_direct else TRACES_FOR_DERIVED)
 
     def not_confirmed(self, batch: int) -> None:
@@ -84,8 +85,8 @@ class Rule:
         if self.unconfirmed > UNCONFIRMED_ALLOWED:
             self.opaque = "its alarms were not confirmed"
 
-    def not_settled(self) -> None:
-        """Its readings disagreed about a batch."""
-        self.ambiguous += 1
+    def not_settled(self, *, met: bool) -> None:
+        """Its readings disagreed about a batch. A trace in which it did not even show up settles nothing: then it is soon given up."""
+        self.ambiguous += 1 if met else AMBIGUOUS_ALLOWED // 3
         if self.ambiguous > AMBIGUOUS_ALLOWED:
             self.opaque = "its sizes could not be settled"

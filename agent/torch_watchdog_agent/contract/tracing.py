@@ -120,7 +120,7 @@ class Tracer:
                 if whole or rule in met:
                     rule.not_confirmed(flight.lesson.batch)
             for rule in flight.unsettled:
-                rule.not_settled()
+                rule.not_settled(met=rule in met or not whole)
 
     def _wait(self, flights: Sequence[Flight]) -> None:
         """Batches that nothing has read yet are traced in the step to come, a few times."""

@@ -9,6 +9,7 @@ import torch
 from guard_loop import Loop
 from guard_zoo import FAMILIES, Bad, Family
 from guard_zoo_counts import COUNTED
+from guard_zoo_shapes import SHAPED
 
 from torch_watchdog_agent.contract.flatten import leaves_of
 
@@ -200,5 +201,5 @@ def test_an_alarm_that_is_needless_once_in_a_while_does_not_cost_the_guard() -> 
 
 def test_every_family_with_an_index_has_bad_batches() -> None:
     assert {name for name, make in FAMILIES.items() if not make().bad} == {"through_python", "codebook"}
-    assert set(FAMILIES) >= COUNTED
+    assert set(FAMILIES) >= COUNTED | SHAPED
     assert all(isinstance(bad, Bad) for make in FAMILIES.values() for bad in make().bad)
