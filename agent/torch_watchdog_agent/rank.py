@@ -11,6 +11,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VETOED", "Identity", "Rank"]
 
+RESUMED = "resumed"  # a file in the run directory
 VETOED = -1  # instead of a window's number
 
 
@@ -156,6 +158,8 @@ class Rank:
     def resumed(self, path: Path, *, updates_applied: int) -> None:
         """The training goes on from the checkpoint at `path`: what was left out before stays out."""
         self.loop.resumed(updates_applied)
+        with suppress(OSError):
+            (Path(self.config.run_dir) / RESUMED).touch()  # the launch says so where nobody took its --resume
         count = self.quarantine.take_over(path / FILE_NAME)
         if count:
             self.say(f"{count} bad sample(s) stay left out; once they are mended, remove {path / FILE_NAME}")
@@ -265,13 +269,17 @@ class Rank:
         except OSError as error:
             self.say(f"a bad sample could not be quarantined ({error}): it may be met again")
 
-    def _refused(self, violation: Violation) -> None:
-        """The guard refuses an op inside the forward: the rank will raise."""
+    def _refused(self, violation: Violation) -> bool:
+        """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
+        if self.config.policy == "observe":
+            self._notice(violation)
+            return False
         self.history.note(f"step {self.loop.step}: refused: {violation.summary}", level=2)
         self.tell(Refused(rank=self.identity.rank, step=self.loop.step, micro_step=self.loop.micro_step, violation=violation))
         self.write_contract()
         if self.scan is not None:
             self.scan.refused(violation)
+        return True
 
     def failed(self, error: BaseException) -> None:
         """An exception ends the training: name the batch behind it, where the guard had doubted that batch."""

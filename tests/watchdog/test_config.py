@@ -37,7 +37,13 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path, monke
 
 
 def test_a_resume_path_is_made_absolute_because_ranks_may_change_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "step-4").mkdir(parents=True)
     assert load_config({"resume": "runs/step-4"}).resume == str(tmp_path / "runs/step-4")
+
+
+def test_a_resume_path_that_is_not_there_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="--resume: must be the folder of a checkpoint"):
+        load_config({"resume": "runs/step-5"})
 
 
 def test_the_variables_of_a_launch_around_us_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,8 +144,11 @@ def _keeper(value: Any) -> bool:
 
 
 def _resume(value: Any) -> str:
-    """Absolute, because ranks may change their folder."""
-    return str(Path(_text(value)).absolute())
+    """Absolute, because ranks may change their folder. A typing error must not begin the training anew."""
+    path = Path(_text(value)).absolute()
+    if path.is_dir():
+        return str(path)
+    raise ValueError("must be the folder of a checkpoint, or one that holds checkpoints")
 
 
 def _quarantine(value: Any) -> Path:

@@ -60,9 +60,9 @@ class Checked:
 
 
 class Guard:
-    """See the module. `say` prints a line for the user; `on_refused` is told of a violation right before BadBatchError is raised."""
+    """See the module. `say` prints a line for the user. `on_refused` is told of a violation before BadBatchError is raised; False lets the op run."""
 
-    def __init__(self, *, say: Callable[[str], None], on_refused: Callable[[Violation], None]) -> None:
+    def __init__(self, *, say: Callable[[str], None], on_refused: Callable[[Violation], bool | None]) -> None:
         self._say = say
         self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(), Scalars()
         self._tracer = Tracer(self._names, self._contract, on_refused)

@@ -48,11 +48,11 @@ class Flight:
 
 @dataclass(slots=True)
 class Tracer:
-    """Traces steps into a contract. `on_refused` is told of a violation right before BadBatchError is raised."""
+    """Traces steps into a contract. `on_refused` is told of a violation right before BadBatchError is raised; False lets the operator run."""
 
     names: ModuleNames
     contract: Contract
-    on_refused: Callable[[Violation], None]
+    on_refused: Callable[[Violation], bool | None]
     mode: TraceMode | None = None
     _call: Call | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
@@ -192,9 +192,10 @@ class Tracer:
         return flight, rule_of(self.mode.tape, site, recipe, flight.lesson, order=0)
 
     def _raise(self, violation: Violation) -> None:
+        if self.on_refused(violation) is False:
+            return  # only observed: the operator says itself what it thinks of the index
         if self.mode is not None:
             self.mode.refused = True
-        self.on_refused(violation)
         raise BadBatchError(violation)
 
 

@@ -214,3 +214,15 @@ _INCIDENTS = st.fixed_dictionaries(
 def test_whatever_the_incidents_hold_ten_lines_are_enough(incidents: list[dict[str, Any]], stopped: bool) -> None:
     lines = summarise(incidents, replace(END, stopped_by_us=stopped))
     assert 1 <= len(lines) <= 10
+
+
+def test_a_resume_that_no_rank_took_is_said() -> None:
+    lines = summarise([], replace(END, exit_code=0, stopped_by_us=False, unused_resume="/home/a/runs/x/checkpoints/step-5"))
+    assert "nothing found" in lines[0]
+    assert "--resume runs/x/checkpoints/step-5 was taken by nobody" in lines[1]
+
+
+def test_a_checkpoint_on_request_is_no_finding_of_a_job_that_ended_well() -> None:
+    asked = {**INCIDENT, "kind": "order.checkpoint", "severity": "info"}
+    (line,) = summarise([asked], replace(END, exit_code=0, stopped_by_us=False))
+    assert "nothing found" in line

@@ -138,6 +138,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
         options=tuple(options),
         command=watch.plan.command,
         here=_here(),
+        unused_resume=watch.unused_resume(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
     )
     _guarded(

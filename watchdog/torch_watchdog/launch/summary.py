@@ -34,6 +34,7 @@ class JobEnd:
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     here: str = "/"
+    unused_resume: str | None = None  # --resume was given and no rank took it
     quarantine: str | None = None  # the file of left out samples, where there are any
 
 
@@ -42,13 +43,21 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     if end.ranks_reported == 0:
         return _nobody_reported(end)
     first = first_to_tell(incidents)
-    if first is None:
-        return [
+    if first is None or _is_only_asked_for(first, end):
+        lines = [
             f"job {end.job}: {_count(end.ranks_reported, 'rank')}, {_count(end.steps, 'step')}, nothing found (exit code {end.exit_code})"
         ]
-    lines = [_headline(first, end), *_facts(first, end.here)]
-    lines += _afterwards(first, end, others=len(incidents) - 1)
+    else:
+        lines = [_headline(first, end), *_facts(first, end.here), *_afterwards(first, end, others=len(incidents) - 1)]
+    if end.unused_resume:
+        used = f"  resume --resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
+        lines = [*lines[:9], used]
     return lines[:10]
+
+
+def _is_only_asked_for(first: Incident, end: JobEnd) -> bool:
+    """A checkpoint on request is no finding of a job that went on to its own end."""
+    return first.get("kind") == "order.checkpoint" and not end.stopped_by_us and end.exit_code == 0
 
 
 def first_to_tell(incidents: Sequence[Incident]) -> Incident | None:

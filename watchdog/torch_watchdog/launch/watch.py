@@ -59,6 +59,11 @@ class Watch:
         """A rank's first act is to make its ring."""
         return next(self.ring_dir.glob("*.ring"), None) is not None
 
+    def unused_resume(self) -> str | None:
+        """The checkpoint of --resume, where no rank said that it took it."""
+        resume = self.record.get("resume")
+        return str(resume) if resume and not (self.directory.root / "resumed").exists() else None
+
     def ranks_heard(self) -> int:
         """How many ranks of this launch have left a trace here: a log, or what they learned. For where no daemon can tell."""
         traces = [*self.directory.logs.glob("rank-*.log"), *self.directory.contract_file(0).parent.glob("rank-*.json")]
