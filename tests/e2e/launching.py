@@ -16,7 +16,7 @@ from typing import Any
 
 BIN = Path(sys.executable).parent
 SCRIPTS = Path(__file__).parent / "scripts"
-TIMEOUT_S = 100
+TIMEOUT_S = 240
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
 ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
 LAUNCHERS = {"python": PYTHON, "torchrun": TORCHRUN, "accelerate": ACCELERATE}
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 def environment(**variables: str) -> dict[str, str]:
