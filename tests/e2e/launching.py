@@ -82,7 +82,7 @@ def ended(process: subprocess.Popen[str], folder: Path) -> Ended:
     return Ended(code, (folder / "out").read_text(), (folder / "err").read_text(), folder)
 
 
-def until(true: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+def until(true: Callable[[], bool], what: str, within_s: float = 180.0) -> None:
     """Polls, within a bound, for what another process does."""
     deadline = time.monotonic() + within_s
     while not true():

@@ -44,7 +44,7 @@ def job_json(folder: Path) -> dict[str, Any]:
     return found
 
 
-def eventually(true: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+def eventually(true: Callable[[], bool], what: str, within_s: float = 180.0) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"

@@ -33,7 +33,7 @@ def ask(folder: Path, *words: str) -> Any:
     return json.loads(done.out)
 
 
-def eventually(look: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
+def eventually(look: Callable[[], Any], what: str, within_s: float = 180.0) -> Any:
     """The first true answer of `look`."""
     deadline = time.monotonic() + within_s
     while not (found := look()):

@@ -106,10 +106,11 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="numbers of ranks; those without a GPU each are left out")
     args = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "command": "python tests/gpu/stop.py --out FILE.json"}
     with tempfile.TemporaryDirectory() as folder:
-        for ranks in range(1, min(torch.cuda.device_count(), 2) + 1):
+        for ranks in [number for number in args.ranks if number <= torch.cuda.device_count()]:
             results[f"{ranks} rank" + ("s" if ranks > 1 else "")] = scenario(Path(folder) / str(ranks), ranks)
             Path(args.out).write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
