@@ -45,6 +45,7 @@ def main():
         time.sleep(options.step_time_s)
     if world_size > 1:
         dist.destroy_process_group()
+        time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
     if options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
         sys.exit(9)
     if options.done_file and rank == 0:

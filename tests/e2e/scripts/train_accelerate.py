@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -102,6 +103,7 @@ def main() -> None:
         Path(args.out).mkdir(exist_ok=True)
         (Path(args.out) / f"digest-{accelerator.process_index}").write_text(digest(accelerator.unwrap_model(model), optimizer.optimizer))
     accelerator.end_training()
+    time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
 
 
 if __name__ == "__main__":

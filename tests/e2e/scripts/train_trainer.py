@@ -124,6 +124,10 @@ def main() -> None:
         Path(given.out).mkdir(exist_ok=True)
         (Path(given.out) / f"digest-{args.process_index}").write_text(digest(trainer))
     say(f"rank {args.process_index} done")
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+        time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
 
 
 if __name__ == "__main__":
