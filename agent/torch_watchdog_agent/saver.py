@@ -55,7 +55,7 @@ class Saver:
     def _write(self, commit: Commit) -> Saved:
         from torch_watchdog_agent import checkpoint
         from torch_watchdog_agent.checkpoint.rng import RngState
-        from torch_watchdog_agent.hooks.passes import training_position
+        from torch_watchdog_agent.hooks.tracks import training_position
 
         rank, who = self._rank, self._rank.identity
         try:

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks import indices
-from torch_watchdog_agent.hooks.passes import begin, catch_up, deafly, fetch, here_now, track_of
+from torch_watchdog_agent.hooks.passes import begin, catch_up, deafly, fetch, here_now
+from torch_watchdog_agent.hooks.tracks import track_of
 
 __all__ = ["patch", "patch_stateful", "resume_at"]
 

@@ -1,29 +1,27 @@
 """One pass over a loader, whatever made the loader: a boundary before each batch, a look when it is made, a hand-over when the loop gets it.
 
-Owns where each loader stands (epoch, batches handed over, the random state its pass began with), for checkpoints and for resuming, and which batch that was
-looked at is the one that is handed over. The outermost loader counts: what happens inside it is only a fetch, and a loader inside a data set is nobody's.
+Owns which batch that was looked at is the one that is handed over. The outermost loader counts: what happens inside it is only a fetch, and a loader
+inside a data set is nobody's.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks import elsewhere
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out
+from torch_watchdog_agent.hooks.tracks import Track, follow, is_followed, is_known, track_of
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
     "Pass",
-    "Track",
     "ask",
     "asking",
     "begin",
@@ -32,23 +30,10 @@ __all__ = [
     "fetch",
     "here_now",
     "outer_iteration",
-    "track_of",
-    "training_position",
 ]
 
 MAX_FETCHED = 256  # batches that a loop may have asked for and not got yet
 _Batch = TypeVar("_Batch")
-
-
-@dataclass(slots=True)
-class Track:
-    """Where one loader stands. `epoch` counts its passes from 0. `dataset`: its data set's name in a quarantine file."""
-
-    dataset: str = "?"
-    epoch: int = -1
-    batches: int = 0
-    rng_at_iter: Any = None
-    resume: LoaderPosition | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -73,23 +58,6 @@ class _Here(threading.local):
 
 
 here_now = _Here()
-_tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()
-_training: Track | None = None  # of the loader that the last training batch came from
-
-
-def track_of(loader: Any) -> Track:
-    try:
-        return _tracks.setdefault(loader, Track())
-    except TypeError:  # a loader that cannot be a key has no position to come back to
-        return Track()
-
-
-def training_position() -> LoaderPosition:
-    """Where the training's loader stands, with the random state of this moment. Where no loader was seen: at the very start."""
-    from torch_watchdog_agent.checkpoint.rng import RngState
-
-    track = _training or Track(epoch=0)
-    return LoaderPosition(epoch=track.epoch, batches=track.batches, rng_at_iter=track.rng_at_iter, rng=RngState.capture())
 
 
 # Beginning a pass
@@ -120,7 +88,7 @@ def _begun(loader: Any) -> Track | None:
     from torch_watchdog_agent.checkpoint.rng import RngState
 
     here = rank()
-    if here is None and loader not in _tracks:
+    if here is None and not is_known(loader):
         return None  # a worker, a thread, or no watched launch: nobody will ask where this loader stands
     track = track_of(loader)
     if here is not None:
@@ -342,7 +310,6 @@ def _hand_over(one: Pass, batch: _Batch, loader_ns: int) -> _Batch:
 
 @guarded("hand-over")
 def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
-    global _training
     import torch
 
     here = rank()
@@ -351,9 +318,9 @@ def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
     one.track.batches += 1
     here.dataset = one.track.dataset
     # Trainer fetches the first batch after an evaluation before it puts its model back into training mode.
-    evaluation = not torch.is_grad_enabled() or (one.track is not _training and here.evaluating())
+    evaluation = not torch.is_grad_enabled() or (not is_followed(one.track) and here.evaluating())
     if not evaluation:
-        _training = one.track
+        follow(one.track)
     source, checked = _checked(here, one, batch)
     if here.scan is not None and not evaluation:
         here.scan.looked_at(batch, source, checked, here.guard)

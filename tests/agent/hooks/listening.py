@@ -18,7 +18,7 @@ from torch_watchdog_proto.frames import Decoder
 from torch_watchdog_proto.messages import Noticed, Refused, Violation
 from torch_watchdog_proto.record import KeyNamed, MicroStep, RingReader, StepDone, TensorSeen
 
-TIMEOUT_S = 200
+TIMEOUT_S = 110
 SCRIPTS = Path(__file__).parent / "scripts"
 SHIM = Path(next(iter(torch_watchdog_agent.__path__))) / "_shim"
 
