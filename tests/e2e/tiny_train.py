@@ -23,6 +23,9 @@ def main():
     parser.add_argument("--done-file", type=Path)
     options = parser.parse_args()
 
+    if options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+        print("the first attempt fails", flush=True)
+        sys.exit(9)  # before gloo has told an address: torch's own second attempt may find the first one's
     torch.set_num_threads(1)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:
@@ -46,8 +49,6 @@ def main():
     if world_size > 1:
         dist.destroy_process_group()
         time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
-    if options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-        sys.exit(9)
     if options.done_file and rank == 0:
         options.done_file.write_text("done")
     if options.die_by:
