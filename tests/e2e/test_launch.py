@@ -82,15 +82,11 @@ def test_an_end_that_is_not_ours_comes_out_as_it_is(launcher: str, end: tuple[st
     assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout), watched.stderr
 
 
-def _steps(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("step ")]
-
-
 def test_a_launcher_that_restarts_its_ranks_does_so(tmp_path: Path) -> None:
     command = [*TORCHRUN, "--max-restarts", "1", SCRIPT, "--fail-first-attempt"]
     plain, watched = run(command), run([*watchdog(tmp_path), *command])
-    assert plain.returncode == 0 and "the first attempt fails" in plain.stdout and plain.stdout.count("step 0 ") == 1
-    assert watched.returncode == 0 and _steps(watched.stdout) == _steps(plain.stdout) != [], watched.stderr
+    assert plain.returncode == 0 and plain.stdout.count("step 0 ") == 1  # only a second attempt trains
+    assert (watched.returncode, watched.stdout) == (0, plain.stdout), watched.stderr
 
 
 @pytest.mark.parametrize("launcher", ["python", "torchrun"])

@@ -24,7 +24,6 @@ def main():
     options = parser.parse_args()
 
     if options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-        print("the first attempt fails", flush=True)
         sys.exit(9)  # before gloo has told an address: torch's own second attempt may find the first one's
     torch.set_num_threads(1)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
