@@ -104,6 +104,22 @@ def test_a_signal_to_the_wrapper_ends_the_launch_as_it_ends_a_plain_one(launcher
     assert ends[1] == ends[0]
 
 
+def test_a_signal_to_the_whole_process_group_ends_the_launch_as_it_ends_a_plain_one(tmp_path: Path) -> None:
+    """As `timeout` and `kill %1` send it; the script counts what it gets."""
+    shown = []
+    for wrapper in ([], watchdog(tmp_path)):
+        command = [*wrapper, *LAUNCHERS["python"], SCRIPT, "--steps", "2000", "--step-time-s", "0.05", "--count-signals"]
+        process = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("step 0 ")
+        os.killpg(process.pid, signal.SIGTERM)
+        signals = [line for line in process.stdout if line.startswith("signal")]
+        shown.append((signals, process.wait(TIMEOUT_S)))
+    assert shown[1] == shown[0] == (["signal 15\n"], 0)
+
+
 def test_ctrl_c_on_a_terminal_ends_a_training_as_it_ends_a_plain_one(tmp_path: Path) -> None:
     ends = [
         _end_after_ctrl_c([*wrapper, *PYTHON, SCRIPT, "--steps", "2000", "--step-time-s", "0.05"]) for wrapper in ([], watchdog(tmp_path))

@@ -20,11 +20,15 @@ def main():
     parser.add_argument("--exit", type=int, default=0)
     parser.add_argument("--die-by", type=int)
     parser.add_argument("--fail-first-attempt", action="store_true")
+    parser.add_argument("--count-signals", action="store_true")
     parser.add_argument("--done-file", type=Path)
     options = parser.parse_args()
 
     if options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
         sys.exit(9)  # before gloo has told an address: torch's own second attempt may find the first one's
+    signalled = []
+    if options.count_signals:
+        signal.signal(signal.SIGTERM, lambda number, _: (signalled.append(number), print("signal", number, flush=True)))
     torch.set_num_threads(1)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:
@@ -45,6 +49,8 @@ def main():
         if rank == 0:
             print(f"step {step} loss {loss.item().hex()}", flush=True)
         time.sleep(options.step_time_s)
+        if signalled and step > 20:
+            break  # late enough for a second signal to be seen
     if world_size > 1:
         dist.destroy_process_group()
         time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too

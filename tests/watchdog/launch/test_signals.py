@@ -8,16 +8,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 WRAPPER = """
 import os, sys
 from torch_watchdog.launch import signals
+from torch_watchdog.launch.witness import open_witness
 mask = signals.block_signals()
-early = signals.pending_end()
-pid = signals.spawn(sys.argv[1:], os.environ, mask=mask)
-signals.end_like(signals.wait_forwarding(pid, tick=lambda: None), mask)
+with open_witness(signals.FORWARDED) as witness:
+    early = signals.pending_end()
+    pid = signals.spawn(sys.argv[1:], os.environ, mask=mask)
+    status = signals.wait_forwarding(pid, witness, tick=lambda: None)
+signals.end_like(status, mask)
 """
 # Counts what it gets, says so, and ends after SIGTERM or a line on stdin.
 COUNTER = """
@@ -70,6 +74,39 @@ def test_a_signal_to_the_wrapper_reaches_the_command_once(number: signal.Signals
     process.send_signal(signal.SIGTERM)
     assert line(process) == "got 15"  # nothing in between: the first came once
     assert process.wait(TIMEOUT_S) == 7
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("way", ["to the group", "to every process"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_the_command_got_itself_is_not_passed_on(number: signal.Signals, way: str) -> None:
+    process = subprocess.Popen(wrapped(sys.executable, "-c", COUNTER), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert line(process) == "ready"
+    if way == "to the group":
+        os.killpg(process.pid, number)
+    else:
+        for pid in (process.pid, *children(process.pid)):
+            os.kill(pid, number)
+    assert line(process) == f"got {number.value}"
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "got 15"
+    assert process.wait(TIMEOUT_S) == 7
+
+
+def test_a_signal_for_the_wrapper_alone_is_passed_on_after_the_witness_was_killed() -> None:
+    process = start(wrapped(sys.executable, "-c", COUNTER))
+    (witness,) = [pid for pid in children(process.pid) if cmdline(pid) == cmdline(process.pid)]
+    os.kill(witness, signal.SIGKILL)
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "got 15"
+    assert process.wait(TIMEOUT_S) == 7
+
+
+def cmdline(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_command_once_and_the_wrapper_lives() -> None:

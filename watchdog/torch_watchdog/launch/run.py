@@ -22,6 +22,7 @@ from torch_watchdog.launch.plan import AGENT_VARIABLE, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, summarise
 from torch_watchdog.launch.watch import Watch, open_watch
+from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog_agent.node.config import JobOutcome
 
 __all__ = ["EXIT_NOT_EXECUTABLE", "EXIT_NOT_FOUND", "launch"]
@@ -39,13 +40,15 @@ def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[st
         become(command)
     mask = signals.block_signals()
     with contextlib.ExitStack() as stack:
+        witness = stack.enter_context(open_witness(signals.FORWARDED))
         try:
             watch = stack.enter_context(open_watch(config, command, options))
         except Exception as error:  # noqa: BLE001 - whatever it is, the training runs
             say(f"this launch runs without the watchdog: {described(error)}")
+            stack.close()
             signals.unblock_signals(mask)
             become(command)
-        status = run_command(watch, mask)
+        status = run_command(watch, mask, witness)
         decided = _guarded(lambda: conclude(watch, status, options))
     if decided is not None:
         sys.exit(decided)
@@ -86,7 +89,7 @@ def become(command: Sequence[str]) -> NoReturn:
         sys.exit(_cannot_start(command, error))
 
 
-def run_command(watch: Watch, mask: set[int]) -> int:
+def run_command(watch: Watch, mask: set[int], witness: Witness) -> int:
     """The wait status of the command, or one that says why it was never started."""
     early = signals.pending_end()
     if early is not None:
@@ -95,7 +98,7 @@ def run_command(watch: Watch, mask: set[int]) -> int:
         pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask)
     except OSError as error:
         return _cannot_start(watch.plan.command, error) << 8
-    return signals.wait_forwarding(pid, tick=_silence(watch, started_s=time.monotonic()))
+    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()))
 
 
 def _cannot_start(command: Sequence[str], error: OSError) -> int:

@@ -11,21 +11,15 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
+
+from torch_watchdog.launch.witness import Witness
 
 __all__ = ["block_signals", "end_like", "exit_code_of", "pending_end", "replace_with", "spawn", "unblock_signals", "wait_forwarding"]
 
 FORWARDED = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT})
 _WAITED = FORWARDED | {signal.SIGCHLD}
-_FROM_KERNEL = 0x80  # SI_KERNEL: a key on the terminal, which sends the signal to every process of the foreground group
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # the interpreter ignores these; a command must start with the defaults
-
-
-class SignalInfo(Protocol):
-    @property
-    def si_signo(self) -> int: ...
-    @property
-    def si_code(self) -> int: ...
 
 
 def block_signals() -> set[int]:
@@ -58,21 +52,20 @@ def replace_with(command: Sequence[str], environment: Mapping[str, str]) -> NoRe
     os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command, without a shell in between
 
 
-def is_for_the_command(info: SignalInfo) -> bool:
-    """Whether the command has not got this signal already: Ctrl-C on a terminal reaches the whole group, `kill -INT PID` only us."""
-    return info.si_signo in FORWARDED and info.si_code != _FROM_KERNEL
+def wait_forwarding(pid: int, witness: Witness, *, tick: Callable[[], None], interval_s: float = 1.0) -> int:
+    """Waits for the command, passing on what came for us alone (`kill PID`; not Ctrl-C, `kill %1` or `timeout`, which reach the command too).
 
-
-def wait_forwarding(pid: int, *, tick: Callable[[], None], interval_s: float = 1.0) -> int:
-    """Waits for the command, passing signals on; calls `tick` about every `interval_s`. Returns the wait status."""
+    Calls `tick` about every `interval_s`. Returns the wait status.
+    """
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return status
         info = signal.sigtimedwait(_WAITED, interval_s)
         if info is None:
+            witness.forget()
             tick()
-        elif is_for_the_command(info):
+        elif info.si_signo in FORWARDED and not witness.saw(info.si_signo):
             _send(pid, info.si_signo)
 
 
