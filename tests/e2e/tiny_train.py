@@ -24,13 +24,13 @@ def main():
     parser.add_argument("--done-file", type=Path)
     options = parser.parse_args()
 
-    if options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-        sys.exit(9)  # before gloo has told an address: torch's own second attempt may find the first one's
+    fails = options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
     signalled = []
     if options.count_signals:
         signal.signal(signal.SIGTERM, lambda number, _: (signalled.append(number), print("signal", number, flush=True)))
     torch.set_num_threads(1)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    # The attempt that fails trains each rank alone: where gloo has told an address, torch's own second attempt may find the first one's.
+    world_size = 1 if fails else int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -47,7 +47,9 @@ def main():
         loss.backward()
         optimizer.step()
         if rank == 0:
-            print(f"step {step} loss {loss.item().hex()}", flush=True)
+            print(f"{'attempt 0 ' if fails else ''}step {step} loss {loss.item().hex()}", flush=True)
+        if fails and rank == 0 and step == 2:
+            sys.exit(9)
         time.sleep(options.step_time_s)
         if signalled and step > 20:
             break  # late enough for a second signal to be seen
