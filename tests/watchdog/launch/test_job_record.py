@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import Any
 
 from torch_watchdog.launch.record import JobStart, at_end, at_start
+from torch_watchdog.launch.summary import JobEnd, end_of
 
 START = JobStart(
     job="train-1",
@@ -37,9 +40,26 @@ def test_variables_are_listed_by_name_and_no_value_is_kept() -> None:
     assert at_start(START, ["WANDB_API_KEY", "HOME"])["environment"] == ["HOME", "WANDB_API_KEY"]
 
 
+END = JobEnd(
+    job="train-1", run_dir="/runs/train-1", exit_code=65, stopped_by_us=True, ranks_reported=2, ranks_expected=2, steps=7,
+    options=START.options, command=START.command, here="/runs",
+)  # fmt: skip
+
+
+def ended() -> dict[str, Any]:
+    record = at_end(at_start(START, ["HOME"]), END, ended=datetime(2026, 2, 1, tzinfo=UTC), exit_reason="stopped", world_size=2)
+    return json.loads(json.dumps(record, allow_nan=False))
+
+
 def test_the_end_keeps_the_start_and_adds_how_it_ended() -> None:
     begun = at_start(START, ["HOME"])
-    ended = at_end(begun, ended=datetime(2026, 2, 1, tzinfo=UTC), exit_code=65, exit_reason="stopped", world_size=2, ranks_reported=2)
     changed = {"ended": "2026-02-01T00:00:00.000Z", "exit_code": 65, "exit_reason": "stopped", "world_size": 2, "ranks_reported": 2}
-    assert ended == begun | changed
-    json.dumps(ended, allow_nan=False)
+    assert ended() == begun | changed | {"end": ended()["end"]}
+
+
+def test_the_last_words_can_be_said_again_from_the_record() -> None:
+    assert end_of(ended(), PurePath("/runs/train-1"), here="/runs", quarantine=None) == END
+
+
+def test_a_launch_that_did_not_come_to_its_end_has_no_last_words() -> None:
+    assert end_of(at_start(START, []), PurePath("/runs/train-1"), here="/", quarantine=None) is None

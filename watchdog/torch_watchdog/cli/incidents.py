@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
-from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.cli.output import print_json, print_last_words, print_table
 from torch_watchdog.cli.source import find_job
 
 __all__ = ["command"]
@@ -29,6 +29,7 @@ def command(context: click.Context, /, job: str | None, as_json: bool, **_: obje
         return
     rows = [_row(incident) for incident in found]
     print_table(("id", "severity", "kind", "rank", "step", "summary"), rows, empty=f"job {look.name}: no incident")
+    print_last_words(look)
 
 
 def _row(incident: Mapping[str, Any]) -> tuple[object, ...]:

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from torch_watchdog.cli.source import JobLook
 from torch_watchdog.launch.summary import one_line
 from torch_watchdog.report.text import Line, plain
 
-__all__ = ["print_facts", "print_json", "print_lines", "print_table"]
+__all__ = ["print_facts", "print_json", "print_last_words", "print_lines", "print_table"]
 
 PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 
@@ -64,6 +65,15 @@ def print_lines(lines: Sequence[Line]) -> None:
             console.print(Text.assemble(*line), soft_wrap=True)
         else:
             print(plain(line))
+
+
+def print_last_words(look: JobLook) -> None:
+    """What the launch said at its end: the terminal that it said it on is perhaps gone."""
+    words = look.last_words()
+    if words:
+        print()
+    for line in words:
+        print(line)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from torch_watchdog.daemon.client import client_of
 from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
+from torch_watchdog.launch.places import here
+from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.report.steps import RankTrack, tracks
 from torch_watchdog.store.read import read_blocks, read_incidents, read_job
 from torch_watchdog.store.run_directory import RunDirectory
@@ -34,6 +36,8 @@ class JobLook(Protocol):
     def incidents(self) -> Sequence[Mapping[str, Any]]: ...
     def blocks(self, rank: int | None) -> Sequence[StepBlock]: ...
     def contract(self, rank: int) -> Mapping[str, Any]: ...
+    def last_words(self) -> Sequence[str]:
+        """What its launch said at its end, for a person who stands here now; nothing where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,11 @@ class DiskJob:
             raise RunDirectoryError(path, f"cannot be read ({error})", "Look at the file, or at another --rank") from error
         return found
 
+    def last_words(self) -> Sequence[str]:
+        quarantine = self.directory.quarantine_file
+        end = end_of(self.record(), self.directory.root, here=here(), quarantine=str(quarantine) if quarantine.exists() else None)
+        return () if end is None else summarise(self.incidents(), end)
+
 
 @dataclass(frozen=True, slots=True)
 class DaemonJob:
@@ -105,6 +114,9 @@ class DaemonJob:
     def contract(self, rank: int) -> Mapping[str, Any]:
         with client_of(self.address, os.environ) as client:
             return client.contract(self.name, rank)
+
+    def last_words(self) -> Sequence[str]:
+        return ()
 
 
 def _ask(address: str, name: str) -> JobStatus:

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
-from torch_watchdog.cli.output import print_facts, print_json, print_table
+from torch_watchdog.cli.output import print_facts, print_json, print_last_words, print_table
 from torch_watchdog.cli.source import find_job
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
@@ -22,7 +22,8 @@ __all__ = ["command"]
 def command(context: click.Context, /, job: str | None, as_json: bool, **_: object) -> None:
     """Show a job and its ranks (the newest where none is named)."""
     config = settings(context)
-    found = find_job(job, directory=config.directory, daemon=config.daemon).status()
+    look = find_job(job, directory=config.directory, daemon=config.daemon)
+    found = look.status()
     if as_json:
         print_json(dataclasses.asdict(found))
         return
@@ -30,6 +31,7 @@ def command(context: click.Context, /, job: str | None, as_json: bool, **_: obje
     print_table(
         ("rank", "node", "phase", "alive", "step", "loss", "step time"), [_row(rank) for rank in found.ranks], empty="no rank has reported"
     )
+    print_last_words(look)
 
 
 def _facts(job: JobStatus) -> dict[str, object]:

@@ -15,11 +15,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["find_in_runtime_dir", "open_ring_dir", "open_runtime_dir"]
+__all__ = ["find_in_runtime_dir", "here", "open_ring_dir", "open_runtime_dir"]
 
 MAX_RUNTIME_PATH = 70  # a unix socket's path ends at 107 bytes, and names of sockets are still to come
 MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory, not a place for temporary files
 _LOCK = ".lock"
+
+
+def here() -> str:
+    """The folder that paths are shown relative to; the root where it has been removed meanwhile."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "/"
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from torch_watchdog.launch.summary import JobEnd
+
 __all__ = ["SCHEMA_VERSION", "JobStart", "at_end", "at_start"]
 
 SCHEMA_VERSION = 1
@@ -53,20 +55,21 @@ def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any
         "exit_reason": None,
         "world_size": None,
         "ranks_reported": None,
+        "end": None,
         "environment": sorted(environment_names),
     }
 
 
-def at_end(
-    record: Mapping[str, Any], *, ended: datetime, exit_code: int, exit_reason: str, world_size: int, ranks_reported: int
-) -> dict[str, Any]:
+def at_end(record: Mapping[str, Any], end: JobEnd, *, ended: datetime, exit_reason: str, world_size: int) -> dict[str, Any]:
+    """`end` holds what only this launch's last words need, so that `watchdog status` can say them again."""
     return {
         **record,
         "ended": _utc(ended),
-        "exit_code": exit_code,
+        "exit_code": end.exit_code,
         "exit_reason": exit_reason,
         "world_size": world_size or None,
-        "ranks_reported": ranks_reported,
+        "ranks_reported": end.ranks_reported,
+        "end": {name: getattr(end, name) for name in ("stopped_by_us", "ranks_expected", "steps", "unused_resume")},
     }
 
 

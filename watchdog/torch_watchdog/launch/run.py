@@ -18,6 +18,7 @@ from typing import NoReturn, TypeVar
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch import signals
+from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plan import AGENT_VARIABLE, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, summarise
@@ -140,24 +141,14 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
         steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
         options=tuple(options),
         command=watch.plan.command,
-        here=_here(),
+        here=here(),
         unused_resume=watch.unused_resume(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
     )
-    _guarded(
-        lambda: watch.write_end(end.exit_code, _reason(outcome, status), world_size=last.world_size if last else 0, ranks_reported=reported)
-    )
+    _guarded(lambda: watch.write_end(end, _reason(outcome, status), world_size=last.world_size if last else 0))
     for line in [*outcome.lines, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
     return outcome.exit_code
-
-
-def _here() -> str:
-    """The folder that paths are shown relative to; the root where it has been removed meanwhile."""
-    try:
-        return str(Path.cwd())
-    except OSError:
-        return "/"
 
 
 def _reason(outcome: JobOutcome, status: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_watchdog.launch.plan import resume_command
 
-__all__ = ["JobEnd", "allowed_range", "as_typed", "one_line", "summarise", "what_offends", "who"]
+__all__ = ["JobEnd", "allowed_range", "as_typed", "count", "end_of", "one_line", "summarise", "what_offends", "who"]
 
 Incident = Mapping[str, Any]
 
@@ -38,6 +38,24 @@ class JobEnd:
     quarantine: str | None = None  # the file of left out samples, where there are any
 
 
+def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None) -> JobEnd | None:
+    """The end as job.json tells it; None where the launch has not ended, or its launcher died before it could write how."""
+    end = record.get("end")
+    if not isinstance(end, Mapping):
+        return None
+    return JobEnd(
+        job=run_dir.name,
+        run_dir=str(run_dir),
+        exit_code=record["exit_code"],
+        ranks_reported=record["ranks_reported"],
+        options=tuple(record["options"]),
+        command=tuple(record["command"]),
+        here=here,
+        quarantine=quarantine,
+        **end,
+    )
+
+
 def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     """Without the prefix that a terminal line carries."""
     if end.ranks_reported == 0:
@@ -45,7 +63,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     first = first_to_tell(incidents)
     if first is None or _is_only_asked_for(first, end):
         lines = [
-            f"job {end.job}: {_count(end.ranks_reported, 'rank')}, {_count(end.steps, 'step')}, nothing found (exit code {end.exit_code})"
+            f"job {end.job}: {count(end.ranks_reported, 'rank')}, {count(end.steps, 'step')}, nothing found (exit code {end.exit_code})"
         ]
     else:
         lines = [_headline(first, end), *_facts(first, end.here), *_afterwards(first, end, others=len(incidents) - 1)]
@@ -78,7 +96,7 @@ def _nobody_reported(end: JobEnd) -> list[str]:
         return [line]
     return [
         line,
-        "  why    no training was started in a Python that we could enter: -I, -E and -S keep us out, and so does a Python without torch-watchdog",
+        "  why    nothing was trained (no batch of a DataLoader met a model), or in a Python that keeps us out: -I, -E, -S, or one without torch-watchdog",
         "  next   watchdog doctor",
     ]
 
@@ -146,7 +164,7 @@ def what_offends(incident: Incident) -> str:
     if allowed:
         text += f", allowed {allowed}"
     more = (batch.get("count") or 1) - 1
-    return f"{text}, and {_count(more, 'element')} more" if more else text
+    return f"{text}, and {count(more, 'element')} more" if more else text
 
 
 def allowed_range(bound: Mapping[str, Any]) -> str:
@@ -176,7 +194,7 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
     if path and checkpoint.get("committed"):
         lines.append("  resume " + _resume_words(checkpoint.get("format") or "dcp", path, end))
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
-    also = f"; {_count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
+    also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")
     return lines
 
@@ -205,13 +223,14 @@ def as_typed(path: str, here: str) -> str:
 
 
 def _checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
-    applied = _count(checkpoint.get("updates_applied", 0), "update")
+    applied = count(checkpoint.get("updates_applied", 0), "update")
     if not checkpoint.get("committed"):
         return f"{applied}, not complete: do not use it"
     return f"{applied}, verified" if checkpoint.get("finite", True) else f"{applied}, holds values that are not finite"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -29,7 +29,7 @@ from torch_watchdog.launch.places import open_ring_dir, open_runtime_dir
 from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_solo, job_name, plan_launch, sees_all_ranks
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
-from torch_watchdog.launch.summary import as_typed
+from torch_watchdog.launch.summary import JobEnd, as_typed
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.node.agent import NodeAgent
@@ -80,15 +80,8 @@ class Watch:
         except WatchdogError:
             return None
 
-    def write_end(self, exit_code: int, exit_reason: str, *, world_size: int, ranks_reported: int) -> None:
-        ended = at_end(
-            self.record,
-            ended=datetime.now(UTC),
-            exit_code=exit_code,
-            exit_reason=exit_reason,
-            world_size=world_size,
-            ranks_reported=ranks_reported,
-        )
+    def write_end(self, end: JobEnd, exit_reason: str, *, world_size: int) -> None:
+        ended = at_end(self.record, end, ended=datetime.now(UTC), exit_reason=exit_reason, world_size=world_size)
         write_json(self.directory.job_file, ended)
 
 
