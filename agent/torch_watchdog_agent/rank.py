@@ -161,8 +161,10 @@ class Rank:
         with suppress(OSError):
             (Path(self.config.run_dir) / RESUMED).touch()  # the launch says so where nobody took its --resume
         count = self.quarantine.take_over(path / FILE_NAME)
-        if count:
-            self.say(f"{count} bad sample(s) stay left out; once they are mended, remove {path / FILE_NAME}")
+        if count and self.identity.rank == 0:
+            self.say(
+                f"bad samples that stay left out: {count}. Once they are mended, remove {path / FILE_NAME} and launch without --quarantine"
+            )
 
     def forget_in_child(self) -> None:
         """After a fork: ring and socket belong to the parent."""

@@ -66,8 +66,10 @@ def test_a_running_job_is_seen_running_with_its_ranks(running: subprocess.Popen[
 
 
 def test_a_checkpoint_on_request_is_committed_and_the_job_goes_on(running: subprocess.Popen[str], tmp_path: Path) -> None:
-    assert ask(tmp_path, "checkpoint", "job")["accepted"]
-    (name,) = eventually(lambda: committed(tmp_path), "the checkpoint is committed")
+    answer = ask(tmp_path, "checkpoint", "job")
+    assert answer["accepted"] and answer["checkpoint"]["committed"] and answer["checkpoint"]["finite"]
+    (name,) = committed(tmp_path)
+    assert Path(answer["checkpoint"]["path"]).name == name
     assert running.stdout is not None
     step = int(re.sub(r"\D", "", name))
     while not running.stdout.readline().startswith(f"step {step + 5} "):
@@ -83,6 +85,8 @@ def test_a_stop_on_request_saves_and_ends_every_rank(running: subprocess.Popen[s
     assert "step 3999" not in out and "--resume watchdog_runs/job/checkpoints/" in err
     record = json.loads((tmp_path / "watchdog_runs" / "job" / "job.json").read_text())
     assert record["exit_code"] == 0 and record["exit_reason"].startswith("stopped by the watchdog")
+    for command in ("status", "timeline", "incidents"):
+        assert "--resume watchdog_runs/job/checkpoints/" in launch(tmp_path, [*WATCHDOG, command]).out
     refused = launch(tmp_path, [*WATCHDOG, "stop", "job"])
     assert refused.code == 1 and "it is not running" in refused.err
 

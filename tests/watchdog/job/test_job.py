@@ -524,6 +524,34 @@ def test_every_incident_keeps_the_schema(word: str) -> None:
         json.dumps(incident, allow_nan=False)
 
 
+def test_a_rank_that_trains_on_after_a_checkpoint_is_not_said_to_save() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.handle(OrderRequested(kind="order.checkpoint", by="ann", reason="now"))
+    run.say(m.Saving(rank=0, generation=1, updates_applied=0))
+    assert run.job.status().ranks[0].phase == "saving"
+    run.report(steps(0, 0, [1.0]))
+    assert run.job.status().ranks[0].phase == "train"
+
+
+def test_an_order_is_no_incident_to_be_counted_and_nothing_fires_once_the_job_has_ended() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.handle(OrderRequested(kind="order.checkpoint", by="ann", reason="now"))
+    assert run.job.status().incidents == 0
+    run.end(0)
+    assert [incident["status"] for incident in run.incidents] == ["resolved"]
+
+
+def test_an_order_that_is_given_up_says_why_and_is_over() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.handle(OrderRequested(kind="order.checkpoint", by="ann", reason="now"))
+    run.wait(400)
+    (incident,) = run.incidents
+    assert incident["status"] == "resolved" and "given up: no word from rank" in incident["summary"]
+
+
 def test_why_no_checkpoint_was_made_is_told_at_the_end() -> None:
     run = Run(world_size=1)
     run.hello(0)

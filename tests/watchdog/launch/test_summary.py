@@ -168,6 +168,15 @@ def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
     assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)
 
 
+def test_a_launch_that_somebody_interrupted_is_not_said_to_have_failed() -> None:
+    incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "severity": "warning", "summary": "rank 1: ended by SIGINT"}
+    incident["action"] = INCIDENT["action"] | {"prevented": False, "policy": "none", "exit_code": None}
+    assert (
+        summarise([incident], replace(END, exit_code=130, stopped_by_us=False))[0]
+        == "job train-1 was ended from outside: rank.died (exit code 130)"
+    )
+
+
 def test_a_derived_index_is_shown_with_its_arithmetic() -> None:
     batch = INCIDENT["batch"] | {"derived": {"expression": "cumsum(input_ids != 1) + 1", "value": 514}, "count": 3}
     assert what_offends(INCIDENT | {"batch": batch}) == (

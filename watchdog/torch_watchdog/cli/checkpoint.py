@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import click
 
-from torch_watchdog.cli.options import json_option, look_options
-from torch_watchdog.cli.orders import ask
+from torch_watchdog.cli.orders import ask, order_options
 
 __all__ = ["command"]
 
 
 @click.command("checkpoint")
-@click.argument("job")
-@click.option("--reason", default="", metavar="TEXT", help="Kept in the job's events.")
-@look_options
-@json_option
+@order_options
 @click.pass_context
-def command(context: click.Context, /, job: str, reason: str, as_json: bool, **_: object) -> None:
+def command(context: click.Context, /, job: str, reason: str, wait: bool, as_json: bool, **_: object) -> None:
     """Ask a running job for a checkpoint; it goes on training."""
-    ask(context, job, "order.checkpoint", reason=reason, as_json=as_json)
+    ask(context, job, "order.checkpoint", reason=reason, wait=wait, as_json=as_json)

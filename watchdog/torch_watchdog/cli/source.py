@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch_watchdog.daemon.client import client_of
 from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
+from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.report.steps import RankTrack, tracks
@@ -207,7 +208,7 @@ def _status_on_disk(look: DiskJob, record: Mapping[str, Any], found: Sequence[Ra
         run_dir=str(look.directory.root),
         started_s=_epoch_s(record.get("started")),
         nodes=(str(record.get("host", "")),),
-        incidents=len(look.incidents()),
+        incidents=sum(not is_order(found) for found in look.incidents()),
         lost_records=sum(track.lost_records for track in found),
         exit_code=record.get("exit_code"),
         ranks=tuple(_rank_status(track, record) for track in found if track.attempt == newest),

@@ -1,21 +1,17 @@
-"""`watchdog stop JOB`:  every rank after the same step, with a checkpoint.:a clean stop with a checkpoint."""
+"""`watchdog stop JOB`: a clean stop with a checkpoint."""
 
 from __future__ import annotations
 
 import click
 
-from torch_watchdog.cli.options import json_option, look_options
-from torch_watchdog.cli.orders import ask
+from torch_watchdog.cli.orders import ask, order_options
 
 __all__ = ["command"]
 
 
 @click.command("stop")
-@click.argument("job")
-@click.option("--reason", default="", metavar="TEXT", help="Kept in the job's events.")
-@look_options
-@json_option
+@order_options
 @click.pass_context
-def command(context: click.Context, /, job: str, reason: str, as_json: bool, **_: object) -> None:
-    """Ask a running job to stop cleanly"""
-    ask(context, job, "order.stop", reason=reason, as_json=as_json)
+def command(context: click.Context, /, job: str, reason: str, wait: bool, as_json: bool, **_: object) -> None:
+    """Ask a running job to stop cleanly: every rank after the same step, with a checkpoint."""
+    ask(context, job, "order.stop", reason=reason, wait=wait, as_json=as_json)

@@ -3,6 +3,8 @@
 Nothing in here is needed by the watchdog but the one call to restore(), with which a later run goes on from a checkpoint.
 """
 
+import time
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -67,6 +69,7 @@ def main():
     if dist.get_rank() == 0:
         print(f"trained for {step} steps", flush=True)
     dist.destroy_process_group()
+    time.sleep(0.5)  # until gloo's threads have let go: torch aborts an exit in between now and then, with or without a watchdog
 
 
 if __name__ == "__main__":

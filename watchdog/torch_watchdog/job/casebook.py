@@ -118,9 +118,16 @@ class Casebook:
         return bool(self._prevented())
 
     def ended(self, exit_code: int | None) -> Sequence[Incident]:
-        """The command has ended with a code of ours: the bad batches that had no order of their own say so too."""
-        open_ones = [found for found in self._prevented() if exit_code is not None and found["action"]["exit_code"] is None]
-        return [self._keep(found | {"action": found["action"] | {"exit_code": exit_code}}) for found in open_ones]
+        """The command has ended on all nodes: nothing fires any more; bad batches that had no order of their own name the code of ours, too."""
+        prevented = self._prevented() if exit_code is not None else []
+        changed = []
+        for found in self._incidents.values():
+            told = found | {"status": "resolved"}
+            if found in prevented and found["action"]["exit_code"] is None:
+                told |= {"action": found["action"] | {"exit_code": exit_code}}
+            if told != found:
+                changed.append(told)
+        return [self._keep(told) for told in changed]
 
     def _prevented(self) -> list[Incident]:
         return [found for found in self._of_attempt() if found["severity"] == "critical" and found["action"]["prevented"]]

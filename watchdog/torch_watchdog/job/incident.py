@@ -15,7 +15,7 @@ from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.stop.coordinator import Closed
 
-__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "summary_of", "with_affected", "with_cause_inside"]
+__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "is_order", "summary_of", "with_affected", "with_cause_inside"]
 
 SCHEMA_VERSION = 1
 
@@ -112,8 +112,17 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
         "checkpoint": to_json(order.checkpoint),
         "exit_code": order.exit_code if stopped else None,
     }
-    over = order.outcome == "done" and (order.exit_code is None or found["severity"] == "info")
-    return dict(found) | {"action": action, "status": "resolved" if over else found["status"]}
+    changes: dict[str, Any] = {"action": action}
+    if is_order(found) or (order.outcome == "done" and order.exit_code is None):
+        changes["status"] = "resolved"
+    if is_order(found) and order.outcome != "done":
+        changes["summary"] = f"{found['summary']}; given up: {order.reason}"
+    return dict(found) | changes
+
+
+def is_order(incident: Mapping[str, Any]) -> bool:
+    """Somebody asked for it: nothing went wrong, so there is neither culprit nor fix."""
+    return str(incident.get("kind", "")).startswith("order.")
 
 
 def with_affected(found: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, Any]:

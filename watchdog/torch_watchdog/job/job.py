@@ -27,6 +27,7 @@ from torch_watchdog.job.events import (
     WriteIncident,
 )
 from torch_watchdog.job.failures import FailureWatch
+from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog_proto import messages as m
@@ -84,9 +85,10 @@ class Job:
         return "stopping" if self._order_open or (self._last_closed is not None and self._last_closed.exit_code is not None) else "running"
 
     def status(self) -> JobStatus:
+        faults = sum(not is_order(found) for found in self.incidents)
         return JobStatus(
             job=self.name, state=self.state, policy=self.policy, attempt=self._attempt, world_size=self._world_size, run_dir=self._run_dir,
-            started_s=self._started_s, nodes=tuple(self._nodes), incidents=len(self.incidents), lost_records=self._lost_records,
+            started_s=self._started_s, nodes=tuple(self._nodes), incidents=faults, lost_records=self._lost_records,
             exit_code=self._final_exit_code(), ranks=tuple(self._ranks[rank].status() for rank in sorted(self._ranks)),
         )  # fmt: skip
 
@@ -230,7 +232,7 @@ class Job:
                 effects += self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
         self._failures.command_ended(event.goodbye.exit_code, event.goodbye.signal)
         effects += self._judge(now, at_end=True)
-        changed = self._casebook.ended(self._exit_code())
+        changed = self._casebook.ended(self._exit_code()) if self.state == "ended" else ()
         return (*effects, *(WriteIncident(incident=incident, contract_of_rank=None) for incident in changed))
 
     def _on_requested(self, event: OrderRequested, now: float) -> tuple[Effect, ...]:

@@ -51,7 +51,7 @@ class RankState:
         self.last_seen_s = now
         if block.step:
             self.last_step = max(block.step)
-            self.phase = "train" if self.phase == "start" else self.phase
+            self.phase = self.phase if self.phase == "end" else "train"  # whatever it answered last: it has passed a gate since
         if block.step_ns:
             self.step_time_s = block.step_ns[-1] / 1e9
         if block.micro_of_step:

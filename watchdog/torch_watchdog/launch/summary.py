@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.plan import resume_command
 
-__all__ = ["JobEnd", "allowed_range", "as_typed", "count", "end_of", "one_line", "summarise", "what_offends", "who"]
+__all__ = ["JobEnd", "allowed_range", "as_typed", "checkpoint_state", "count", "end_of", "one_line", "summarise", "what_offends", "who"]
 
 Incident = Mapping[str, Any]
 
@@ -66,7 +67,11 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
             f"job {end.job}: {count(end.ranks_reported, 'rank')}, {count(end.steps, 'step')}, nothing found (exit code {end.exit_code})"
         ]
     else:
-        lines = [_headline(first, end), *_facts(first, end.here), *_afterwards(first, end, others=len(incidents) - 1)]
+        lines = [
+            _headline(first, end),
+            *_facts(first, end.here),
+            *_afterwards(first, end, others=sum(not is_order(found) for found in incidents if found is not first)),
+        ]
     if end.unused_resume:
         used = f"  resume --resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
         lines = [*lines[:9], used]
@@ -111,14 +116,11 @@ def _headline(incident: Incident, end: JobEnd) -> str:
         what = "went on without the bad batch"
     elif action.get("policy") == "observe":
         what = "observed, nothing was changed"
+    elif incident.get("kind") == "rank.died" and incident.get("severity") == "warning":
+        what = "was ended from outside"
     else:
         what = "failed" if end.exit_code else "ended"
     return f"job {end.job} {what}: {incident.get('kind')} (exit code {end.exit_code})"
-
-
-def is_order(incident: Incident) -> bool:
-    """Somebody asked for it: nothing went wrong, so there is neither culprit nor fix."""
-    return str(incident.get("kind", "")).startswith("order.")
 
 
 def _facts(incident: Incident, here: str) -> list[str]:
@@ -188,7 +190,7 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
     path = as_typed(checkpoint.get("path") or "", end.here)
     lines = []
     if path:
-        lines.append(f"  saved  {one_line(path)} ({_checkpoint_state(checkpoint)})")
+        lines.append(f"  saved  {one_line(path)} ({checkpoint_state(checkpoint)})")
     elif end.stopped_by_us:
         lines.append("  saved  no checkpoint was written")
     if path and checkpoint.get("committed"):
@@ -222,7 +224,7 @@ def as_typed(path: str, here: str) -> str:
     return below if "/" in below else f"./{below}"
 
 
-def _checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
+def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
     applied = count(checkpoint.get("updates_applied", 0), "update")
     if not checkpoint.get("committed"):
         return f"{applied}, not complete: do not use it"

@@ -119,7 +119,8 @@ def _claim_directory(parent: Path, name: str, *, given: bool) -> RunDirectory:
     for number in range(1, MAX_JOBS_OF_ONE_NAME):
         path = parent / (name if number == 1 else f"{name}.{number}")
         try:
-            path.mkdir(parents=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o770)  # values of batches are in there: not for others, whatever the umask
         except FileExistsError:
             continue
         except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from torch_watchdog.launch.summary import one_line, who
+from torch_watchdog.launch.summary import count, one_line, who
 from torch_watchdog.report.steps import RankTrack
 
 __all__ = ["LEGEND", "Line", "plain", "render_timeline"]
@@ -44,7 +44,7 @@ def plain(line: Line) -> str:
 
 
 def _headline(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> str:
-    parts = [f"job {job.get('job', '?')}", f"{len({track.rank for track in tracks})} ranks"]
+    parts = [f"job {job.get('job', '?')}", count(len({track.rank for track in tracks}), "rank")]
     seconds = _seconds_between(job.get("started"), job.get("ended"))
     if seconds is not None:
         parts.append(f"{seconds:.0f} s")
