@@ -63,7 +63,8 @@ def _play(folder: Path) -> list[Expectation]:
     checkpoint = _checkpoint(incidents)
     if checkpoint is not None:
         _type(folder, "watchdog", "timeline", "demo")
-        second = _type(folder, "watchdog", "--job", "demo-resumed", "--resume", checkpoint, *LAUNCH)
+        left_out = str(folder / RUNS / "demo" / "quarantine.jsonl")
+        second = _type(folder, "watchdog", "--job", "demo-resumed", "--quarantine", left_out, "--resume", checkpoint, *LAUNCH)
         expectations.append(_resumed(second, folder / RUNS / "demo-resumed"))
     return expectations
 

@@ -18,6 +18,7 @@ __all__ = [
     "OrderRefusedError",
     "RunDirectoryError",
     "UnknownJobError",
+    "UnknownRankError",
     "VersionSkewError",
     "WatchdogError",
 ]
@@ -80,6 +81,15 @@ class UnknownJobError(WatchdogError):
         names = ", ".join(known[:10]) or "none"
         super().__init__(f"there is no job {job!r} here (known: {names}): see `watchdog jobs`, or pass the --dir that the launch was given")
         self.job, self.known = job, known
+
+
+class UnknownRankError(WatchdogError):
+    """The job has no such rank, or it has not reported."""
+
+    def __init__(self, job: str, rank: int, known: tuple[int, ...] = ()) -> None:
+        names = f"ranks {min(known)} to {max(known)}" if known else "no rank"
+        super().__init__(f"job {job} has no steps of rank {rank}: {names} reported. See `watchdog status {job}`")
+        self.job, self.rank, self.known = job, rank, known
 
 
 class BadJobNameError(WatchdogError):

@@ -177,6 +177,11 @@ def test_a_launch_that_somebody_interrupted_is_not_said_to_have_failed() -> None
     )
 
 
+def test_a_daemon_that_did_not_answer_is_not_taken_for_a_run_without_findings() -> None:
+    (line,) = summarise([], replace(END, exit_code=0, stopped_by_us=False, told=False))
+    assert "nothing found" not in line and "not known" in line
+
+
 def test_a_derived_index_is_shown_with_its_arithmetic() -> None:
     batch = INCIDENT["batch"] | {"derived": {"expression": "cumsum(input_ids != 1) + 1", "value": 514}, "count": 3}
     assert what_offends(INCIDENT | {"batch": batch}) == (

@@ -9,7 +9,7 @@ from torch_watchdog.cli.orders import ask, order_options
 __all__ = ["command"]
 
 
-@click.command("checkpoint")
+@click.command("checkpoint", short_help="Ask a running job for a checkpoint.")
 @order_options
 @click.pass_context
 def command(context: click.Context, /, job: str, reason: str, wait: bool, as_json: bool, **_: object) -> None:

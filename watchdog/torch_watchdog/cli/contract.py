@@ -18,7 +18,7 @@ __all__ = ["command"]
 FIRST_COLUMNS = ("key", "expression", "bound", "op", "module", "source")  # what a person looks for; the rest follows as it was written
 
 
-@click.command("contract")
+@click.command("contract", short_help="Show the bounds that batches are held to.")
 @click.argument("job")
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="R", help="The rank that learned it (default: 0).")
 @look_options

@@ -9,7 +9,7 @@ from torch_watchdog.demonstration import run_demo
 __all__ = ["command"]
 
 
-@click.command("demo")
+@click.command("demo", short_help="A bad sample: stopped, named, saved, resumed.")
 @click.option("--keep", is_flag=True, help="Keep the run directories, and say where they are.")
 @click.pass_context
 def command(context: click.Context, /, keep: bool) -> None:

@@ -15,7 +15,7 @@ __all__ = ["command"]
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Check what works on this machine.")
 @click.option("--changes", "show_changes", is_flag=True, help="List every variable and patch that a wrapped launch gets.")
 @click.option("--dir", metavar="DIR", help="Where run directories would be made (default: watchdog_runs).")
 @json_option

@@ -14,7 +14,7 @@ from torch_watchdog.cli.source import find_job
 __all__ = ["command"]
 
 
-@click.command("incidents")
+@click.command("incidents", short_help="List a job's incidents.")
 @click.argument("job", required=False)
 @look_options
 @json_option

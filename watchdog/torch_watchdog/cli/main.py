@@ -98,7 +98,7 @@ def _refuse_launch_options(context: click.Context) -> None:
 def main() -> NoReturn:
     """The program `watchdog`."""
     try:
-        code = watchdog.main(prog_name="watchdog", standalone_mode=False)
+        code = watchdog.main(sys.argv[1:] or ["--help"], prog_name="watchdog", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         say(f"{error.format_message()} (watchdog --help)")

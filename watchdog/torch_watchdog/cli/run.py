@@ -13,7 +13,7 @@ from torch_watchdog.launch.say import say
 __all__ = ["command"]
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", short_help="Launch CMD under the watchdog (explicit form).", context_settings={"allow_interspersed_args": False})
 @launch_options
 @click.option("--scan", is_flag=True, hidden=True)  # by `watchdog scan`
 @click.option("--scan-after", hidden=True)

@@ -26,7 +26,7 @@ EXIT_BAD, EXIT_UNFINISHED = 65, 1
 LAST_LINES = 15
 
 
-@click.command("scan", context_settings={"allow_interspersed_args": False})
+@click.command("scan", short_help="Check all of CMD's data, without training.", context_settings={"allow_interspersed_args": False})
 @click.option("--job", metavar="NAME", help="Name of the scan (default: scan-, the script and the time).")
 @click.option("--dir", metavar="DIR", help="Run directories are DIR/NAME (default: watchdog_runs).")
 @click.option(

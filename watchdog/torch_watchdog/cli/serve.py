@@ -17,7 +17,7 @@ __all__ = ["command"]
 DEFAULT_PORT = 9470
 
 
-@click.command("serve")
+@click.command("serve", short_help="Serve a daemon for many jobs.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="PORT", help="0: any free port.")
 @click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs).")
 @click.pass_context

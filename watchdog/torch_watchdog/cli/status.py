@@ -14,7 +14,7 @@ from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 __all__ = ["command"]
 
 
-@click.command("status")
+@click.command("status", short_help="Show a job and its ranks.")
 @click.argument("job", required=False)
 @look_options
 @json_option

@@ -9,7 +9,7 @@ from torch_watchdog.cli.orders import ask, order_options
 __all__ = ["command"]
 
 
-@click.command("stop")
+@click.command("stop", short_help="Ask a running job for a clean stop.")
 @order_options
 @click.pass_context
 def command(context: click.Context, /, job: str, reason: str, wait: bool, as_json: bool, **_: object) -> None:

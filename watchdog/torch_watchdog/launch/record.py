@@ -69,7 +69,7 @@ def at_end(record: Mapping[str, Any], end: JobEnd, *, ended: datetime, exit_reas
         "exit_reason": exit_reason,
         "world_size": world_size or None,
         "ranks_reported": end.ranks_reported,
-        "end": {name: getattr(end, name) for name in ("stopped_by_us", "ranks_expected", "steps", "unused_resume")},
+        "end": {name: getattr(end, name) for name in ("stopped_by_us", "ranks_expected", "steps", "told", "unused_resume")},
     }
 
 

@@ -139,6 +139,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
         ranks_reported=reported,
         ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
         steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
+        told=last is not None,
         options=tuple(options),
         command=watch.plan.command,
         here=here(),

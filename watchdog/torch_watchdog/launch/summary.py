@@ -32,6 +32,7 @@ class JobEnd:
     ranks_reported: int
     ranks_expected: int | None = None
     steps: int = 0
+    told: bool = True  # False where the daemon did not answer at the end
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     here: str = "/"
@@ -63,9 +64,8 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         return _nobody_reported(end)
     first = first_to_tell(incidents)
     if first is None or _is_only_asked_for(first, end):
-        lines = [
-            f"job {end.job}: {count(end.ranks_reported, 'rank')}, {count(end.steps, 'step')}, nothing found (exit code {end.exit_code})"
-        ]
+        found = f"{count(end.steps, 'step')}, nothing found" if end.told else "what was found is not known"
+        lines = [f"job {end.job}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"]
     else:
         lines = [
             _headline(first, end),
