@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog_agent import lockstep
 from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
@@ -83,6 +84,7 @@ class Rank:
         self.history = History(self._open_ring(), self.loop)
         self.say.also = self.history.said
         self._clearance = self._open_clearance()
+        self.lockstep = lockstep.opened(Path(config.ring_dir), identity, say=self.say)
         self.guard = Guard(say=self.say, on_refused=self._refused)
         self.saver = Saver(self, leave=leave)
         if importlib.util.find_spec("safetensors") is None:
@@ -306,6 +308,13 @@ class Rank:
             before.restore()
         if found is not None:
             self._notice(found)
+
+    def out_of_step(self, mismatch: lockstep.Mismatch) -> None:
+        """Another rank of this node has called another collective than this rank is about to call. Once: what follows, follows from it."""
+        from torch_watchdog_agent.contract.frames import user_line
+
+        self.lockstep = None
+        self._notice(lockstep.violation_of(mismatch, self.identity, source=user_line()))
 
     # The gate
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ModuleNames", "Place", "place_of_call"]
+__all__ = ["ModuleNames", "Place", "place_of_call", "user_line"]
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -103,6 +103,14 @@ def place_of_call(names: ModuleNames, depth: int = 1) -> Place:
     return Place(
         module=path or None, source=source or "?", op=op, call=call or ("", -1), holder=weakref.ref(holder) if holder is not None else None
     )
+
+
+def user_line() -> str:
+    """`file:line` of the innermost frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
 
 
 def _named_from(names: ModuleNames, outermost: torch.nn.Module, depth: int) -> Place:

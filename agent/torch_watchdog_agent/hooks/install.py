@@ -45,6 +45,7 @@ HOOKS = {
     "torch.autograd": "loss",
     "torch.amp.grad_scaler": "scaler",
     "torch.nn.parallel.distributed": "distributed",
+    "torch.distributed.distributed_c10d": "collectives",
     "transformers.trainer": "trainer",
     "accelerate.data_loader": "accelerate",
     "accelerate.accelerator": "accelerator",

@@ -46,12 +46,12 @@ class Place:
 
 
 def from_violation(violation: Violation, place: Place, *, prevented: bool) -> dict[str, Any]:
-    """A bad batch."""
+    """A bad batch, or what a rank has seen of another kind."""
     found = incident(
         place, kind=violation.kind, severity=violation.severity, summary=summary_of(violation, place), cause=violation.cause,
         fix=violation.fix, prevented=prevented, fingerprint=_fingerprint_of(violation, place.job),
     )  # fmt: skip
-    found["batch"] = _batch(violation.batch)
+    found["batch"] = _batch(violation.batch) if violation.batch.key else None  # what ranks did, not what a batch held
     found["bound"] = None if violation.bound is None else _numbers_only(to_json(violation.bound), "low", "high")
     return found
 

@@ -1,0 +1,110 @@
+"""The collectives that Python calls on a process group: each is compared with the neighbours' before it is made.
+
+Owns what of a collective must be equal on all ranks. The methods of ProcessGroup are hooked, not the functions of torch.distributed, which
+dynamo knows by identity. The group's own number tells which belong together: it counts what C++ calls, too (DDP, compiled regions).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from torch_watchdog_agent.hooks.active import guarded, made_rank
+from torch_watchdog_agent.lockstep import Collective
+
+__all__ = ["described", "patch"]
+
+_NAMES = {
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "broadcast": "broadcast", "reduce": "reduce", "allgather": "all_gather",
+    "allgather_coalesced": "all_gather", "_allgather_base": "all_gather_into_tensor", "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter_tensor", "reduce_scatter_single": "reduce_scatter_tensor",
+    "alltoall": "all_to_all", "alltoall_base": "all_to_all_single", "all_to_all_single": "all_to_all_single", "gather": "gather",
+    "scatter": "scatter", "barrier": "barrier",
+}  # fmt: skip
+_OF_ANY_SIZE = frozenset({"all_to_all", "all_to_all_single", "gather", "scatter", "barrier"})  # each rank may bring its own
+_FIRST_HOLDS_IT = frozenset({"all_reduce", "broadcast", "reduce", "all_gather"})  # the others have it in their second argument
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+_MAX_SHAPES = 4
+_MAX_DESCRIBED = 4096
+_described: dict[Any, Collective] = {}
+
+
+def patch(module: ModuleType) -> None:
+    for method, name in _NAMES.items():
+        theirs = getattr(module.ProcessGroup, method, None)
+        if theirs is not None:
+            setattr(module.ProcessGroup, method, _compared(theirs, name))
+
+
+def _compared(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _about_to(self, name, args)
+        return theirs(self, *args, **kwargs)
+
+    return call
+
+
+@guarded("collectives")
+def _about_to(group: Any, name: str, args: Sequence[Any]) -> None:
+    here = made_rank()
+    if here is None or here.lockstep is None:
+        return
+    key = group.group_name
+    if not here.lockstep.knows(key):
+        here.lockstep.join(key, _peers_of(group, here.identity))
+    try:
+        number = group._get_sequence_number_for_group()
+    except RuntimeError:  # a backend that does not count
+        here.lockstep = None
+        return
+    mismatch = here.lockstep.about_to(_known(name, args), key, number)
+    if mismatch is not None:
+        here.out_of_step(mismatch)
+
+
+def _peers_of(group: Any, who: Any) -> tuple[int, ...]:
+    """The group's ranks of this node by local rank: a launcher numbers the ranks of a node one after the other."""
+    from torch.distributed import get_process_group_ranks
+
+    first = who.rank - who.local_rank
+    return tuple(rank - first for rank in get_process_group_ranks(group) if 0 <= rank - first < who.local_world_size)
+
+
+def _known(name: str, args: Sequence[Any]) -> Collective:
+    """A training calls the same few again and again: each is put into words once."""
+    tensors = list(_tensors(args[: 1 if name in _FIRST_HOLDS_IT else 2][-1:])) if name != "barrier" else []
+    key = (name, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+    known = _described.get(key)
+    if known is None:
+        if len(_described) >= _MAX_DESCRIBED:
+            _described.clear()
+        known = _described[key] = described(name, [(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    return known
+
+
+def _tensors(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "element_size"):
+        yield value
+
+
+def described(name: str, tensors: Sequence[tuple[tuple[int, ...], Any]]) -> Collective:
+    """By shapes and dtypes. Bytes must be equal where they are only moved, numbers where they are added up."""
+    words = f"{name} of {_shapes(tensors)}" if tensors else name
+    if name in _OF_ANY_SIZE:
+        return Collective(name, words)
+    if name in _REDUCING:
+        return Collective(f"{name} {[(math.prod(shape), dtype) for shape, dtype in tensors]}", words)
+    return Collective(f"{name} {[math.prod(shape) * dtype.itemsize for shape, dtype in tensors]}", words)
+
+
+def _shapes(tensors: Sequence[tuple[tuple[int, ...], Any]]) -> str:
+    shapes = list(dict.fromkeys(shape for shape, _ in tensors))
+    told = ", ".join(map(str, shapes[:_MAX_SHAPES])) + (", ..." if len(shapes) > _MAX_SHAPES else "")
+    return f"{told} {str(tensors[0][1]).removeprefix('torch.')}"
