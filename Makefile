@@ -8,12 +8,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help venv demo test test-e2e test-all check bench clean
+.PHONY: help venv demo test test-e2e test-services test-all check bench clean
 
 help:
 	@echo "make demo       a two-rank CPU training with a planted bad sample, stopped before it reaches the model"
 	@echo "make test       the fast tests: minutes in all (CPU only)"
 	@echo "make test-e2e   real launches: torchrun, accelerate, python, two ranks each"
+	@echo "make test-services  against real Prometheus, Alertmanager and PostgreSQL (Debian's packages, see .ci/run)"
 	@echo "make test-all   the slow ones too"
 	@echo "make check      lint, format, types, import rules, purity of the cores"
 	@echo "make bench      what the watchdog costs: start-up, a line of output, a step"
@@ -34,10 +35,13 @@ demo: $(READY)
 	$(BIN)/watchdog demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not e2e and not slow and not gpu'
+	$(BIN)/python -m pytest -m 'not e2e and not slow and not gpu and not services'
 
 test-e2e: $(READY)
-	$(BIN)/python -m pytest -m 'e2e and not slow and not gpu'
+	$(BIN)/python -m pytest -m 'e2e and not slow and not gpu and not services'
+
+test-services: $(READY)
+	$(BIN)/python -m pytest -m services
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -m 'not gpu'

@@ -39,6 +39,7 @@ class LaunchConfig:
     directory: Path = Path("watchdog_runs")
     grace_s: float = 300.0
     keeper: bool = True
+    web: str | None = None
     resume: str | None = None
     quarantine: Path | None = None
     bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -114,6 +115,15 @@ def _daemon(value: Any) -> str:
     raise ValueError("must be auto, HOST:PORT or unix:PATH")
 
 
+def _web(value: Any) -> str:
+    """auto: any free port of this host."""
+    if value == "auto":
+        return "127.0.0.1:0"
+    if re.fullmatch(r"[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", _text(value)):
+        return str(value)
+    raise ValueError("must be auto or HOST:PORT")
+
+
 def _job(value: Any) -> str:
     if is_job_name(_text(value)):
         return str(value)
@@ -180,6 +190,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "dir": _folder,
     "grace": _grace,
     "keeper": _keeper,
+    "web": _web,
     "resume": _resume,
     "quarantine": _quarantine,
     "bounds": _bounds,

@@ -19,6 +19,7 @@ DEFAULT_PORT = 9470
 
 @click.command("serve", short_help="Serve a daemon for many jobs.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="PORT", help="0: any free port.")
+@click.option("--web", metavar="auto|HOST:PORT", help="Serve the page, the JSON API and the metrics too (default: not).")
 @click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs).")
 @click.pass_context
 def command(context: click.Context, /, port: int, **_: object) -> None:
@@ -32,9 +33,11 @@ def command(context: click.Context, /, port: int, **_: object) -> None:
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the daemon's threads start, so that they leave both to us
     listen, token = (f"127.0.0.1:{port}",), new_token(os.environ)
-    known = DaemonConfig(runs_dir=config.directory, listen=listen, index_file=_index_file(os.environ), token=token)
+    known = DaemonConfig(runs_dir=config.directory, listen=listen, index_file=_index_file(os.environ), token=token, web=config.web)
     with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ):
         say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
+        for url in daemon.addresses[1:]:
+            say(f"page and API at {url}, metrics at {url}metrics: all ask for the daemon's token")
         number = signal.sigwait(ends)
         say(f"{signal.Signals(number).name}: flushing and closing")
 

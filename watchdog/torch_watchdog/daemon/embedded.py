@@ -41,7 +41,7 @@ class EmbeddedDaemon:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, in the order of `config.listen`, with the real port where 0 was asked for."""
+        """Where it listens, in the order of `config.listen`, with the real port where 0 was asked for; then the URL of the page, where one is served."""
         return self._listening.result(timeout=0)
 
     def __enter__(self) -> Self:

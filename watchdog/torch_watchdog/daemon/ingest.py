@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_watchdog.daemon.config import DaemonConfig
+from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
@@ -29,14 +30,22 @@ _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes the nam
 class Ingest:
     """Every job of this daemon. `changed` is called after each event, for whoever waits for the next deadline."""
 
-    def __init__(self, config: DaemonConfig, *, writer: BackgroundWriter, clock: Callable[[], float], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, config: DaemonConfig, *, writer: BackgroundWriter, clock: Callable[[], float], changed: Callable[[], None], counters: Counters
+    ) -> None:
         self._config, self._writer, self._clock, self._changed = config, writer, clock, changed
+        self._counters = counters
         self._jobs: dict[str, LiveJob] = {}
         self._opening = asyncio.Lock()
 
     @property
     def jobs(self) -> tuple[LiveJob, ...]:
         return tuple(self._jobs.values())
+
+    @property
+    def num_dropped_writes(self) -> int:
+        """Records that the disk did not take."""
+        return self._writer.num_dropped
 
     def live(self, name: str) -> LiveJob:
         """Raises UnknownJobError."""
@@ -83,7 +92,7 @@ class Ingest:
         run_dir = self._config.runs_dir / hello.job
         # In another thread: a run of weeks takes a while to read, and other jobs wait for their orders.
         job, last_seq = await asyncio.to_thread(self._found_again, hello, run_dir)
-        live = LiveJob(job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed)
+        live = LiveJob(job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed, counters=self._counters)
         self._forget_oldest()
         self._jobs[hello.job] = live
         return live

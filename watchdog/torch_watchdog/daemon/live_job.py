@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.job.events import AppendEvent, Effect, Event, Refused, ReportCame, SendOrder, WriteIncident
 from torch_watchdog.job.job import Job
 from torch_watchdog.store.background import BackgroundWriter
@@ -57,10 +58,12 @@ class LiveJob:
         writer: BackgroundWriter,
         clock: Callable[[], float],
         changed: Callable[[], None],
+        counters: Counters,
     ) -> None:
         self.job, self.run_dir, self.last_seq = job, run_dir, last_seq
         self._files = JobFiles(run_dir)
         self._writer, self._clock, self._changed = writer, clock, changed
+        self._counters = counters
         self._outboxes: dict[str, Outbox] = {}
 
     def outbox(self, node: str) -> Outbox:
@@ -77,9 +80,11 @@ class LiveJob:
     def take_report(self, node: str, report: NodeReport, done: Callable[[], None]) -> None:
         """Keeps the report and judges it, once: a number that was taken before changes nothing. `done` is called once it was written."""
         if report.seq <= self.last_seq.get(node, 0):
+            self._counters.repeated_reports += 1
             done()
             return
         self.last_seq[node] = report.seq
+        self._counters.reports += 1
         session = self.job.session
         self._writer.submit(lambda: self._files.append_report(node, session, report), done)
         self.handle(ReportCame(node=node, report=report))

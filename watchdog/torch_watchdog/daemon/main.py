@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.daemon.config import DaemonConfig
+from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
 from torch_watchdog.daemon.services import Calls, ControlService, TelemetryService
+from torch_watchdog.errors import DaemonStartError
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog_proto.v1 import control_pb2_grpc, query_pb2_grpc, telemetry_pb2_grpc
 
@@ -33,10 +35,11 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     """Serves until cancelled. `listening` gets the addresses once they answer. Raises DaemonStartError where it cannot listen."""
     wake = asyncio.Event()
     clock = steady_clock()
+    counters = Counters(started_s=clock())
     with _store(config, say) as (writer, index):
-        ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set)
-        async with _serving(config, ingest, index) as addresses:
-            listening(addresses)
+        ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters)
+        async with _serving(config, ingest, index, counters) as addresses, _web(config, ingest, clock, counters, say) as pages:
+            listening((*addresses, *pages))
             await _keep_time(ingest, wake, clock)
 
 
@@ -72,9 +75,9 @@ def _open_index(config: DaemonConfig) -> BlockIndex | None:
 
 
 @contextlib.asynccontextmanager
-async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | None) -> AsyncIterator[tuple[str, ...]]:
+async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | None, counters: Counters) -> AsyncIterator[tuple[str, ...]]:
     server = new_server(config.max_message_bytes)
-    calls = Calls(token=config.token)
+    calls = Calls(token=config.token, counters=counters)
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, calls), server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, calls), server)
     query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, calls, index=index), server)
@@ -86,6 +89,36 @@ async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | Non
         await calls.end_all()
         await server.stop(_STOP_GRACE_S)
         ingest.close()
+
+
+@contextlib.asynccontextmanager
+async def _web(
+    config: DaemonConfig, ingest: Ingest, clock: Callable[[], float], counters: Counters, say: Callable[[str], None]
+) -> AsyncIterator[tuple[str, ...]]:
+    """The page's URL; nothing where none is asked for."""
+    if config.web is None:
+        yield ()
+        return
+    from torch_watchdog.web.access import Access  # here, because a launch without a page must not wait for a web server to load
+    from torch_watchdog.web.app import make_app
+    from torch_watchdog.web.server import serving_web
+    from torch_watchdog.web.view import FleetView
+
+    view = FleetView(ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest))
+    app = make_app(view, Access.by_one_token(config.web_token or config.token, clock=clock), tls=False)
+    async with contextlib.AsyncExitStack() as stack:
+        urls: tuple[str, ...] = ()
+        try:
+            urls = (await stack.enter_async_context(serving_web(app, config.web, request_s=config.web_request_s)),)
+        except DaemonStartError as error:
+            if not config.web_optional:
+                raise
+            say(f"no page for this launch: {error}")
+        yield urls
+
+
+def _unready(ingest: Ingest) -> str | None:
+    return "the run directories cannot be written: records are being dropped" if ingest.num_dropped_writes else None
 
 
 async def _keep_time(ingest: Ingest, wake: asyncio.Event, clock: Callable[[], float]) -> None:

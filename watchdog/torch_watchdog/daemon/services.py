@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.live_job import LiveJob, Outbox
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError, WatchdogError
@@ -37,8 +38,8 @@ _STATUS = {
 class Calls:
     """Every call under way, and the token that each must bring (none where it is empty)."""
 
-    def __init__(self, *, token: str) -> None:
-        self.token = token
+    def __init__(self, *, token: str, counters: Counters) -> None:
+        self.token, self.counters = token, counters
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -68,12 +69,15 @@ def checked(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Aw
     async def call(self: Any, request: Any, context: Any) -> Any:
         problem = _problem_of_token(context, self.calls.token)
         if problem:
+            self.calls.counters.refused_calls["grpc_token"] += 1
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, problem)
         try:
             return await self.calls.run(method(self, request, context))
         except codec.MalformedMessageError as error:
+            self.calls.counters.refused_calls["grpc_malformed"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:500])
         except WatchdogError as error:
+            self.calls.counters.refused_calls[f"grpc_{type(error).__name__}"] += 1
             await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error)[:1000])
 
     return call

@@ -13,6 +13,7 @@ import platform
 import secrets
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -151,8 +152,22 @@ def _daemon(stack: contextlib.ExitStack, config: LaunchConfig, runtime_dir: Path
     if config.daemon != "auto":
         return config.daemon
     listen = f"unix:{runtime_dir / 'daemon.sock'}"
-    daemon = EmbeddedDaemon(DaemonConfig(runs_dir=config.directory, listen=(listen,), grace_s=config.grace_s), say=say)
-    return stack.enter_context(daemon).addresses[0]
+    token = secrets.token_urlsafe(32)
+    known = DaemonConfig(
+        runs_dir=config.directory, listen=(listen,), grace_s=config.grace_s, web=config.web, web_token=token, web_optional=True
+    )
+    address, *pages = stack.enter_context(EmbeddedDaemon(known, say=say)).addresses
+    for url in pages:
+        _say_page(url, token, runtime_dir)
+    return address
+
+
+def _say_page(url: str, token: str, runtime_dir: Path) -> None:
+    """On a terminal with the token in the link; in a log, which others may read, with the name of a file that only this user can."""
+    file = runtime_dir / "page-token"
+    file.touch(mode=0o600)
+    file.write_text(token, encoding="utf-8")
+    say(f"page: {url}login?token={token}" if sys.stderr.isatty() else f"page: {url} (log in with the token in {file})")
 
 
 def _node_config(

@@ -1,0 +1,134 @@
+"""The JSON API: what `--json` of the command line shows, over HTTP, with an OpenAPI document that is made from the same table.
+
+Owns paths and status codes. The objects are those of the daemon (JobStatus, incident.json, events.jsonl); nothing is reshaped here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from torch_watchdog.errors import UnknownJobError
+from torch_watchdog.web.openapi import Operation, Parameter, document
+from torch_watchdog.web.view import FleetView
+from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderKind
+
+__all__ = ["OPERATIONS", "routes"]
+
+_MAX_EVENTS = 1_000
+
+
+async def _jobs(request: Request) -> Response:
+    return JSONResponse({"jobs": [_without_ranks(status) for status in _view(request).jobs()]})
+
+
+async def _job(request: Request) -> Response:
+    return JSONResponse(dataclasses.asdict(_view(request).job(request.path_params["job"])))
+
+
+async def _incidents(request: Request) -> Response:
+    return JSONResponse({"incidents": list(_view(request).incidents(request.path_params["job"]))})
+
+
+async def _incident(request: Request) -> Response:
+    number = request.path_params["incident"]
+    found = next((one for one in _view(request).incidents(request.path_params["job"]) if one["id"] == number), None)
+    return JSONResponse(found) if found is not None else _problem(404, f"the job has no incident {number[:40]!r}")
+
+
+async def _events(request: Request) -> Response:
+    after, limit = _number(request, "after", 0), min(_number(request, "limit", 100), _MAX_EVENTS)
+    found = await _view(request).events(request.path_params["job"])
+    return JSONResponse({"events": [event for event in found if event.get("order", 0) > after][:limit]})
+
+
+async def _order(request: Request) -> Response:
+    wanted = await _object(request)
+    if wanted.get("kind") not in ORDER_KINDS:
+        return _problem(400, f"`kind` must be one of {', '.join(ORDER_KINDS)}")
+    by, reason = str(wanted.get("by") or "a caller of the API"), str(wanted.get("reason") or "")
+    answer = _view(request).request_order(request.path_params["job"], cast("OrderKind", wanted["kind"]), by=by, reason=reason)
+    return JSONResponse(dataclasses.asdict(answer), status_code=202 if answer.accepted else 409)
+
+
+async def _document(_: Request) -> Response:
+    return JSONResponse(document(OPERATIONS))
+
+
+_JOB = Parameter("job", "path", "string", "the job's name")
+OPERATIONS = (
+    Operation("GET", "/api/v1/jobs", _jobs, "Every job of this daemon, newest first, without its ranks", "Jobs"),
+    Operation("GET", "/api/v1/jobs/{job}", _job, "One job and its ranks", "Job", (_JOB,)),
+    Operation("GET", "/api/v1/jobs/{job}/incidents", _incidents, "The job's incidents, oldest first", "Incidents", (_JOB,)),
+    Operation(
+        "GET", "/api/v1/jobs/{job}/incidents/{incident}", _incident, "One incident", "Incident",
+        (_JOB, Parameter("incident", "path", "string", "the incident's number in its job")),
+    ),
+    Operation(
+        "GET", "/api/v1/jobs/{job}/events", _events, "What the daemon saw, decided and why, oldest first", "Events",
+        (
+            _JOB,
+            Parameter("after", "query", "integer", "only events whose `order` is greater: the last one of the page before"),
+            Parameter("limit", "query", "integer", f"at most so many (default 100, at most {_MAX_EVENTS})"),
+        ),
+    ),
+    Operation("POST", "/api/v1/jobs/{job}/orders", _order, "Ask the job for a clean stop or a checkpoint", "OrderAnswer", (_JOB,), "Order", 202),
+    Operation("GET", "/api/v1/openapi.json", _document, "This document", "Document"),
+)  # fmt: skip
+
+
+def routes() -> list[Route]:
+    return [Route(operation.path, _answering(operation.endpoint), methods=[operation.method]) for operation in OPERATIONS]
+
+
+def _answering(endpoint: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """Our own errors become a status with their sentence."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return cast("Response", await endpoint(request))
+        except UnknownJobError as error:
+            return _problem(404, str(error))
+        except _BadRequestError as error:
+            return _problem(400, str(error))
+
+    return answer
+
+
+class _BadRequestError(Exception):
+    """The caller's mistake, in words."""
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    try:
+        value = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise _BadRequestError("the body must be one JSON object")
+    return value
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise _BadRequestError(f"`{name}` must be a whole number, 0 or more")
+    return int(text)
+
+
+def _without_ranks(status: JobStatus) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(dataclasses.replace(status, ranks=())).items() if name != "ranks"}
+
+
+def _problem(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status_code=status)
+
+
+def _view(request: Request) -> FleetView:
+    return cast("FleetView", request.app.state.view)

@@ -1,0 +1,67 @@
+"""What the web shows of a daemon: its jobs as they are now, and what the run directories keep of them.
+
+Owns no state and changes none but by `request_order`. Everything that reads a disk is a coroutine, done in another thread: the loop that it is called
+on sends orders to ranks. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_watchdog.daemon.counters import Counters
+from torch_watchdog.daemon.ingest import Ingest
+from torch_watchdog.daemon.live_job import LiveJob
+from torch_watchdog.job.events import OrderRequested, Refused
+from torch_watchdog.store.read import read_blocks, read_events
+from torch_watchdog_proto.envelopes import JobStatus, OrderAnswer, OrderKind
+from torch_watchdog_proto.messages import StepBlock
+
+__all__ = ["FleetView"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """Every method that names a job raises UnknownJobError. `clock` is seconds since the epoch, `ready` what keeps the daemon from its work, if anything."""
+
+    ingest: Ingest
+    clock: Callable[[], float]
+    counters: Counters
+    ready: Callable[[], str | None]
+
+    def live_jobs(self) -> Sequence[LiveJob]:
+        return self.ingest.jobs
+
+    def jobs(self) -> Sequence[JobStatus]:
+        """Newest first, with their ranks."""
+        return sorted((live.job.status() for live in self.ingest.jobs), key=lambda status: status.started_s, reverse=True)
+
+    def job(self, name: str) -> JobStatus:
+        return self.ingest.live(name).job.status()
+
+    def run_dir(self, name: str) -> Path:
+        return self.ingest.live(name).run_dir
+
+    def incidents(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """As their JSON objects, oldest first."""
+        return self.ingest.live(name).job.incidents
+
+    async def events(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """The lines of events.jsonl, oldest first."""
+        return await asyncio.to_thread(read_events, self.run_dir(name))
+
+    async def blocks(
+        self, name: str, rank: int | None = None, first_step: int | None = None, last_step: int | None = None
+    ) -> Sequence[StepBlock]:
+        """The recorded steps of the range (inclusive), in the order in which they came."""
+        run_dir = self.run_dir(name)
+        return await asyncio.to_thread(lambda: tuple(read_blocks(run_dir, rank, first_step, last_step)))
+
+    def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str) -> OrderAnswer:
+        """Asks the job for a clean stop or a checkpoint."""
+        wanted = OrderRequested(kind=kind, by=by[:200], reason=reason[:1000])
+        refusal = next((effect for effect in self.ingest.live(name).handle(wanted) if isinstance(effect, Refused)), None)
+        return OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
