@@ -6,21 +6,22 @@ Owns the losses that are still on their way from the GPU; never waits for one. K
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch_watchdog_agent.arriving import Copies, Memory, Newest, arrived, elapsed_ns
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.recorder import Recorder
-from torch_watchdog_proto.record import MicroStep, StepDone, TensorSeen
+from torch_watchdog_proto.record import DeviceNamed, MicroStep, StepDone, TensorSeen
 
 __all__ = ["History"]
 
 _MAX_PENDING_LOSSES = 64
-_MEMORY_INTERVAL_NS = 250_000_000
+_NAME_GPU_EVERY = 4096  # steps: a ring forgets
+_NO_BOUNDS: Mapping[str, tuple[float, float]] = {}
 
 
 @dataclass(slots=True)
@@ -30,7 +31,8 @@ class _OpenMicroStep:
     time_ns: int
     loader_ns: int
     evaluation: bool
-    loss: Any = None  # a float, or (pinned tensor, event) while the copy is under way
+    loss: Any = None  # a float, or what `Copies` gave while the copy is under way
+    forward_ns: int = 0
 
 
 class History:
@@ -39,9 +41,12 @@ class History:
     def __init__(self, recorder: Recorder | None, loop: Loop) -> None:
         self._recorder, self._loop = recorder, loop
         self._pending: deque[_OpenMicroStep] = deque()
-        self._losses: list[Any] = []  # of the backwards since the last fetch
+        self._losses: list[tuple[Any, int]] = []  # of the backwards since the last fetch, each with the forward's time
         self._last_gate_ns = time.monotonic_ns()
-        self._copies, self._memory = _Copies(), _Memory()
+        self._handed_ns = self._backward_since_ns = self._backward_ns = 0
+        self._copies, self._memory = Copies(2 * _MAX_PENDING_LOSSES), Memory()
+        self._norms, self._scales, self._scale = Newest(), Newest(), 0.0
+        self._steps_done = 0
 
     def forget(self) -> None:
         self._recorder = None
@@ -55,15 +60,17 @@ class History:
         if self._recorder is not None:
             self._recorder.note(text, level=level)
 
-    def batch(self, stats: Iterable[Any], *, loader_ns: int, evaluation: bool) -> None:
-        """One batch handed over: its tensors are written now, the micro-step when its loss is known."""
+    def batch(
+        self, stats: Iterable[Any], *, loader_ns: int, evaluation: bool, legal: Mapping[str, tuple[float, float]] = _NO_BOUNDS
+    ) -> None:
+        """One batch handed over: its tensors are written now, the micro-step when its loss is known. `legal`: the ranges that keys must keep."""
         if self._recorder is None:
             return
         step, micro_step = self._loop.step, self._loop.micro_step
         for stat in stats:
             self._recorder.write(
                 TensorSeen(
-                    key_id=self._recorder.key_id(stat.key), dtype=stat.dtype, step=step, micro_step=micro_step, low=float(stat.low),
+                    key_id=self._recorder.key_id(stat.key, *legal.get(stat.key, ())), dtype=stat.dtype, step=step, micro_step=micro_step, low=float(stat.low),
                     high=float(stat.high), negatives=stat.negatives, ignored=stat.ignored, finite=stat.finite, shape=tuple(stat.shape),
                 )
             )  # fmt: skip
@@ -72,6 +79,9 @@ class History:
             oldest.loss = None  # nobody will wait for it
             self._write(self._recorder, oldest, math.nan)
         self._pending.append(_OpenMicroStep(step, micro_step, time.time_ns(), loader_ns, evaluation))
+        if not evaluation:
+            self._copies.begin()
+            self._handed_ns = time.monotonic_ns()
 
     def loss_seen(self, loss: Any) -> float | None:
         """The local loss, before any all-reduce. On a GPU it is copied to pinned memory behind the stream, and read when it has arrived.
@@ -80,15 +90,38 @@ class History:
         """
         if loss.numel() != 1 or len(self._losses) >= len(self._pending) or not self._loop.is_open(self._pending[-1].step):
             return None
-        self._losses.append(self._copies.start(loss.detach()) if loss.is_cuda else float(loss.detach()))
-        return None if loss.is_cuda else self._losses[-1]
+        now_ns = time.monotonic_ns()
+        self._backward_ends(now_ns)
+        self._backward_since_ns = now_ns
+        if loss.is_cuda:
+            self._losses.append((self._copies.start(loss.detach()), 0))
+            return None
+        value = float(loss.detach())
+        # A loop that fetched several micro-batches first: when the later ones' forwards began is not known.
+        forward_ns, self._handed_ns = now_ns - self._handed_ns if self._handed_ns else 0, 0
+        self._losses.append((value, forward_ns))
+        return value
+
+    def norm_seen(self, norm: Any) -> None:
+        """The norm of all gradients, as the loop's own clipping has computed it."""
+        self._norms.put(norm)
+
+    def scale_seen(self, scale: Any) -> None:
+        """What a GradScaler multiplies losses with from now on."""
+        self._scales.put(scale)
+
+    def _backward_ends(self, now_ns: int) -> None:
+        if self._backward_since_ns:
+            self._backward_ns += now_ns - self._backward_since_ns
+            self._backward_since_ns = 0
 
     def flush(self, *, ending: bool = False) -> None:
         """Writes the micro-steps whose loss has arrived, or will not come any more, in order. `ending`: none will come for the open window."""
+        self._backward_ends(time.monotonic_ns())
         self._assign()
         while self._pending and self._recorder is not None:
             first = self._pending[0]
-            loss = _arrived(first.loss)
+            loss = arrived(first.loss)
             if loss is None or (first.loss is None and not ending and not first.evaluation and self._loop.is_open(first.step)):
                 return
             self._write(self._recorder, self._pending.popleft(), loss)
@@ -103,15 +136,17 @@ class History:
             waiting = [
                 micro for micro in self._pending if micro.loss is None and not micro.evaluation and micro.step == self._pending[-1].step
             ]
-            for micro, loss in zip(waiting[-len(losses) :], losses, strict=False):
-                micro.loss = loss
+            for micro, (loss, forward_ns) in zip(waiting[-len(losses) :], losses, strict=False):
+                micro.loss, micro.forward_ns = loss, forward_ns
 
-    @staticmethod
-    def _write(recorder: Recorder, micro: _OpenMicroStep, loss: float) -> None:
+    def _write(self, recorder: Recorder, micro: _OpenMicroStep, loss: float) -> None:
+        scale = self._scales.take()
+        self._scale = self._scale if scale is None else scale
         recorder.write(
             MicroStep(
                 step=micro.step, micro_step=micro.micro_step, time_ns=micro.time_ns, loader_ns=micro.loader_ns, loss=loss,
-                loss_known=micro.loss is not None, evaluation=micro.evaluation,
+                loss_known=micro.loss is not None, evaluation=micro.evaluation, forward_ns=micro.forward_ns or elapsed_ns(micro.loss),
+                scale=self._scale,
             )
         )  # fmt: skip
 
@@ -119,62 +154,16 @@ class History:
         now_ns = time.monotonic_ns()
         self.flush()
         if self._recorder is not None:
-            allocated, reserved, peak = self._memory.figures(now_ns)
+            norm, memory = self._norms.take(), self._memory.figures(now_ns)
             self._recorder.write(
                 StepDone(
                     step=step, time_ns=time.time_ns(), step_ns=now_ns - self._last_gate_ns, micro_steps=self._loop.trained_on,
-                    allocated_bytes=allocated, reserved_bytes=reserved, peak_bytes=peak, vetoed=vetoed,
-                    updates_applied=self._loop.updates_applied,
+                    allocated_bytes=memory.allocated, reserved_bytes=memory.reserved, peak_bytes=memory.peak, vetoed=vetoed,
+                    updates_applied=self._loop.updates_applied, backward_ns=self._backward_ns, grad_norm=-1.0 if norm is None else norm,
+                    alloc_retries=memory.retries,
                 )
             )  # fmt: skip
-        self._last_gate_ns = now_ns
-
-
-class _Copies:
-    """Losses on their way from the GPU: one pinned page, one event a place, all used again and again."""
-
-    def __init__(self) -> None:
-        self._places: Any = None
-        self._events: list[Any] = []
-        self._next = 0
-
-    def start(self, loss: Any) -> tuple[Any, Any]:
-        """Starts a copy behind what the stream has to do. By the time a place is used again its loss was read or given up."""
-        import torch
-
-        if self._places is None:
-            self._places = torch.empty(2 * _MAX_PENDING_LOSSES, dtype=torch.float32, pin_memory=True).unbind()
-            self._events = [torch.cuda.Event() for _ in self._places]
-        place, event = self._places[self._next], self._events[self._next]
-        self._next = (self._next + 1) % len(self._places)
-        place.copy_(loss.reshape(()), non_blocking=True)
-        event.record()
-        return place, event
-
-
-def _arrived(loss: Any) -> float | None:
-    """The loss as a number (NaN where there was none), or None while it is on its way."""
-    if loss is None:
-        return math.nan
-    if isinstance(loss, float):
-        return loss
-    pinned, event = loss
-    return float(pinned) if event.query() else None
-
-
-class _Memory:
-    """The allocator's figures. They cost tens of microseconds, so they are read a few times a second, not each step."""
-
-    def __init__(self) -> None:
-        self._read_ns = -_MEMORY_INTERVAL_NS
-        self._figures = 0, 0, 0
-
-    def figures(self, now_ns: int) -> tuple[int, int, int]:
-        """Allocated, reserved and peak bytes of the current CUDA device; zeros where CUDA is not in use."""
-        torch = sys.modules.get("torch")
-        if torch is not None and now_ns - self._read_ns >= _MEMORY_INTERVAL_NS and torch.cuda.is_initialized():
-            self._read_ns = now_ns
-            stats = torch.cuda.memory_stats_as_nested_dict()
-            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-            self._figures = allocated["current"], reserved["current"], allocated["peak"]
-        return self._figures
+            if self._memory.uuid and self._steps_done % _NAME_GPU_EVERY == 0:
+                self._recorder.write(DeviceNamed(uuid=self._memory.uuid))
+            self._steps_done += bool(self._memory.uuid)
+        self._last_gate_ns, self._backward_ns = now_ns, 0

@@ -208,7 +208,8 @@ class Rank:
         if self.loop.handed_over(evaluation=evaluation):
             self.window.opened()
         self.gate.phase = "eval" if evaluation else "train"
-        self.history.batch(checked.stats if checked is not None else (), loader_ns=loader_ns, evaluation=evaluation)
+        stats, legal = (checked.stats, checked.legal) if checked is not None else ((), {})
+        self.history.batch(stats, loader_ns=loader_ns, evaluation=evaluation, legal=legal)
         if checked is not None:
             checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
             held = batch

@@ -6,6 +6,7 @@ The pages are reserved when the ring is made, so that a full /dev/shm fails here
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
@@ -16,6 +17,7 @@ from torch_watchdog_proto.record import KeyNamed, Note, Record, RingHeader, Ring
 __all__ = ["Recorder", "ring_capacity"]
 
 RING_BYTES_PER_NODE = 16 << 20
+_UNKNOWN = math.nan
 _NAME_AGAIN_EVERY = 512  # records of one key: a ring forgets, so a key's name is written again now and then
 
 
@@ -39,19 +41,19 @@ class Recorder:
         )  # fmt: skip
         self._ring = RingWriter(memoryview(_reserve(self.path, ring_bytes(header.capacity))), header)
         self._keys: dict[str, int] = {}
-        self._named: dict[int, int] = {}
+        self._named: dict[int, tuple[int, float, float]] = {}  # records since it was named, and with which range
 
     def write(self, record: Record) -> None:
         self._ring.write(record)
 
-    def key_id(self, name: str) -> int:
-        """The number of a tensor's path, written into the ring when new or long not named."""
+    def key_id(self, name: str, low: float = _UNKNOWN, high: float = _UNKNOWN) -> int:
+        """The number of a tensor's path, written into the ring with its legal range when new, long not named, or when the range is another."""
         number = self._keys.setdefault(name, len(self._keys))
-        since = self._named.get(number, _NAME_AGAIN_EVERY)
-        if since >= _NAME_AGAIN_EVERY:
-            self.write(KeyNamed(key_id=number, name=name))
+        since, *before = self._named.get(number, (_NAME_AGAIN_EVERY,))
+        if since >= _NAME_AGAIN_EVERY or before != [low, high]:
+            self.write(KeyNamed(key_id=number, name=name, low=low, high=high))
             since = 0
-        self._named[number] = since + 1
+        self._named[number] = (since + 1, low, high)
         return number
 
     def note(self, text: str, *, level: int = 0) -> None:

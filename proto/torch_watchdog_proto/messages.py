@@ -296,6 +296,8 @@ class TensorColumns:
     ignored: tuple[int, ...]
     finite: tuple[bool, ...]
     shapes: tuple[tuple[int, ...], ...]
+    bound_low: float | None = None  # what the run is known to take, where it is known
+    bound_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +317,8 @@ class StepBlock:
     loss: tuple[float, ...] = ()  # NaN where there was none: see loss_known
     loss_known: tuple[bool, ...] = ()
     evaluation: tuple[bool, ...] = ()
+    forward_ns: tuple[int, ...] = ()  # from the hand-over to backward, 0 where not known
+    scale: tuple[float, ...] = ()  # the GradScaler's newest known, 0 where there is none
     # per optimizer step
     step: tuple[int, ...] = ()
     step_time_ns: tuple[int, ...] = ()  # wall time of the gate
@@ -324,7 +328,11 @@ class StepBlock:
     reserved_bytes: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     updates_applied: tuple[int, ...] = ()
+    backward_ns: tuple[int, ...] = ()  # from each loss to the next fetch or the gate: backward, and waiting for others in it
+    grad_norm: tuple[float, ...] = ()  # of the loop's own clipping, -1 where it has none
+    alloc_retries: tuple[int, ...] = ()  # of the allocator so far
     tensors: tuple[TensorColumns, ...] = ()
+    gpu: str = ""  # UUID of the GPU that this rank computes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +348,20 @@ class GpuSample:
     utilisation_percent: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
+    pci: str = ""
+    power_limit_w: float | None = None
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    throttle_reasons: int | None = None  # NVML's bits
+    ecc_uncorrected: int | None = None  # since the driver was loaded
+    ecc_corrected: int | None = None
+    remapped_rows: int | None = None  # for uncorrectable errors
+    remap_pending: bool = False
+    remap_failed: bool = False
+    pcie_replays: int | None = None
+    nvlink_errors: int | None = None  # replays, recoveries and bad checksums of all links
+    xids: tuple[int, ...] = ()  # codes that came since the sample before
+    lost: bool = False  # the driver says that the GPU is gone: nothing else is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Owns the byte layout, for writer and reader alike; knows nothing of files, mmap or torch: both sides hand in a writable or readable buffer.
 
-Layout, little-endian, version 1:
+Layout, little-endian, version 2:
 
     0     header, 128 bytes: magic, version, record size, capacity, rank, attempt, pid, world size, start time; at 64 the count of records written
     128   `capacity` slots of RECORD_BYTES: sequence number (from 1), crc32 of the rest, kind, payload length, payload
@@ -13,6 +13,7 @@ number and checksum agree, so that a torn write (a rank killed in the middle) is
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ __all__ = [
     "HEADER_BYTES",
     "RECORD_BYTES",
     "VERSION",
+    "DeviceNamed",
     "KeyNamed",
     "MicroStep",
     "Note",
@@ -37,7 +39,7 @@ __all__ = [
 ]
 
 MAGIC = b"TWRING\r\n"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 128
 RECORD_BYTES = 256
 MAX_DIMENSIONS = 8
@@ -49,10 +51,10 @@ _SLOT = struct.Struct("<QIHH")  # sequence number, crc32, kind, payload length
 _PAYLOAD_BYTES = RECORD_BYTES - _SLOT.size
 _CRC_FROM = 12  # the checksum covers kind, length and payload, and starts from the sequence number
 
-_KEY = struct.Struct("<HH")
+_KEY = struct.Struct("<HHdd")
 _TENSOR = struct.Struct("<HBBQIddQQB8q")
-_MICRO = struct.Struct("<QIQQdB")
-_STEP = struct.Struct("<QQQIQQQBq")
+_MICRO = struct.Struct("<QIQQQddB")
+_STEP = struct.Struct("<QQQQIQQQIdBq")
 _NOTE = struct.Struct("<BQ")
 
 _DTYPES = (
@@ -80,10 +82,22 @@ class RingHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyNamed:
-    """Gives the path of a tensor in the batch a number; repeated now and then, because rings forget."""
+    """Gives the path of a tensor in the batch a number, and the range that the run is known to take (NaN: not known).
+
+    Repeated now and then, because rings forget, and when the range becomes known.
+    """
 
     key_id: int
     name: str
+    low: float = math.nan
+    high: float = math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNamed:
+    """The GPU that this rank computes on, as the driver names it; repeated now and then."""
+
+    uuid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +118,10 @@ class TensorSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroStep:
-    """One batch: when it was handed over (wall time), how long the loop waited for it, and its loss once that is known."""
+    """One batch: when it was handed over (wall time), how long the loop waited for it, and its loss once that is known.
+
+    `forward_ns`: from the hand-over to backward, on the device where it runs there; 0 where not known. `scale`: the GradScaler's newest known, 0: none.
+    """
 
     step: int
     micro_step: int
@@ -113,11 +130,16 @@ class MicroStep:
     loss: float
     loss_known: bool
     evaluation: bool = False
+    forward_ns: int = 0
+    scale: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """One update window has passed its gate (`vetoed`: without an update). Bytes are the allocator's figures, 0 on a CPU."""
+    """One update window has passed its gate (`vetoed`: without an update). Bytes and retries are the allocator's figures, 0 on a CPU.
+
+    `backward_ns`: CPU time of the loop from each loss to the next fetch or the gate; `grad_norm`: what the loop's own clipping computed, -1: nothing.
+    """
 
     step: int
     time_ns: int
@@ -128,6 +150,9 @@ class StepDone:
     peak_bytes: int
     vetoed: bool
     updates_applied: int
+    backward_ns: int = 0
+    grad_norm: float = -1.0
+    alloc_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +164,7 @@ class Note:
     text: str
 
 
-Record: TypeAlias = KeyNamed | TensorSeen | MicroStep | StepDone | Note
+Record: TypeAlias = KeyNamed | TensorSeen | MicroStep | StepDone | Note | DeviceNamed
 
 
 def ring_bytes(capacity: int) -> int:
@@ -251,12 +276,12 @@ def _text(text: str, room: int) -> bytes:
 
 def _pack_key(record: KeyNamed) -> bytes:
     name = _text(record.name, _PAYLOAD_BYTES - _KEY.size)
-    return _KEY.pack(record.key_id, len(name)) + name
+    return _KEY.pack(record.key_id, len(name), record.low, record.high) + name
 
 
 def _unpack_key(payload: bytes) -> KeyNamed:
-    key_id, length = _KEY.unpack_from(payload)
-    return KeyNamed(key_id=key_id, name=payload[_KEY.size : _KEY.size + length].decode("utf-8", "replace"))
+    key_id, length, low, high = _KEY.unpack_from(payload)
+    return KeyNamed(key_id=key_id, name=payload[_KEY.size : _KEY.size + length].decode("utf-8", "replace"), low=low, high=high)
 
 
 def _pack_tensor(record: TensorSeen) -> bytes:
@@ -278,11 +303,13 @@ def _unpack_tensor(payload: bytes) -> TensorSeen:
 
 def _pack_micro(record: MicroStep) -> bytes:
     flags = record.loss_known | record.evaluation << 1
-    return _MICRO.pack(record.step, record.micro_step, record.time_ns, record.loader_ns, record.loss, flags)
+    return _MICRO.pack(
+        record.step, record.micro_step, record.time_ns, record.loader_ns, record.forward_ns, record.loss, record.scale, flags
+    )
 
 
 def _unpack_micro(payload: bytes) -> MicroStep:
-    step, micro_step, time_ns, loader_ns, loss, flags = _MICRO.unpack(payload)
+    step, micro_step, time_ns, loader_ns, forward_ns, loss, scale, flags = _MICRO.unpack(payload)
     return MicroStep(
         step=step,
         micro_step=micro_step,
@@ -291,21 +318,23 @@ def _unpack_micro(payload: bytes) -> MicroStep:
         loss=loss,
         loss_known=bool(flags & 1),
         evaluation=bool(flags & 2),
+        forward_ns=forward_ns,
+        scale=scale,
     )
 
 
 def _pack_step(record: StepDone) -> bytes:
     return _STEP.pack(
-        record.step, record.time_ns, record.step_ns, record.micro_steps, record.allocated_bytes, record.reserved_bytes, record.peak_bytes,
-        record.vetoed, record.updates_applied,
+        record.step, record.time_ns, record.step_ns, record.backward_ns, record.micro_steps, record.allocated_bytes, record.reserved_bytes,
+        record.peak_bytes, record.alloc_retries, record.grad_norm, record.vetoed, record.updates_applied,
     )  # fmt: skip
 
 
 def _unpack_step(payload: bytes) -> StepDone:
-    step, time_ns, step_ns, micro_steps, allocated, reserved, peak, vetoed, updates = _STEP.unpack(payload)
+    step, time_ns, step_ns, backward_ns, micro_steps, allocated, reserved, peak, retries, norm, vetoed, updates = _STEP.unpack(payload)
     return StepDone(
         step=step, time_ns=time_ns, step_ns=step_ns, micro_steps=micro_steps, allocated_bytes=allocated, reserved_bytes=reserved,
-        peak_bytes=peak, vetoed=bool(vetoed), updates_applied=updates,
+        peak_bytes=peak, vetoed=bool(vetoed), updates_applied=updates, backward_ns=backward_ns, grad_norm=norm, alloc_retries=retries,
     )  # fmt: skip
 
 
@@ -318,12 +347,21 @@ def _unpack_note(payload: bytes) -> Note:
     return Note(level=level, time_ns=time_ns, text=payload[_NOTE.size :].decode("utf-8", "replace"))
 
 
+def _pack_device(record: DeviceNamed) -> bytes:
+    return _text(record.uuid, _PAYLOAD_BYTES)
+
+
+def _unpack_device(payload: bytes) -> DeviceNamed:
+    return DeviceNamed(uuid=payload.decode("utf-8", "replace"))
+
+
 _KINDS: tuple[tuple[type[Record], Callable[..., bytes], Callable[[bytes], Record]], ...] = (
     (KeyNamed, _pack_key, _unpack_key),
     (TensorSeen, _pack_tensor, _unpack_tensor),
     (MicroStep, _pack_micro, _unpack_micro),
     (StepDone, _pack_step, _unpack_step),
     (Note, _pack_note, _unpack_note),
+    (DeviceNamed, _pack_device, _unpack_device),
 )
 
 

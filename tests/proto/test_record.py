@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch_watchdog_proto.record import (
     HEADER_BYTES,
     RECORD_BYTES,
+    DeviceNamed,
     KeyNamed,
     MicroStep,
     Note,
@@ -28,7 +29,8 @@ COUNT = st.integers(0, 2**32 - 1)
 BIG = st.integers(0, 2**64 - 1)
 REAL = st.floats(allow_nan=False)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
-    st.builds(KeyNamed, key_id=st.integers(0, 65535), name=st.text("abcdefgh._0é", max_size=100)),
+    st.builds(KeyNamed, key_id=st.integers(0, 65535), name=st.text("abcdefgh._0é", max_size=100), low=REAL, high=REAL),
+    st.builds(DeviceNamed, uuid=st.text("GPU-0123abc", max_size=60)),
     st.builds(
         TensorSeen,
         key_id=st.integers(0, 65535),
@@ -43,7 +45,16 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
         shape=st.lists(st.integers(0, 2**40), max_size=8).map(tuple),
     ),
     st.builds(
-        MicroStep, step=BIG, micro_step=COUNT, time_ns=BIG, loader_ns=BIG, loss=REAL, loss_known=st.booleans(), evaluation=st.booleans()
+        MicroStep,
+        step=BIG,
+        micro_step=COUNT,
+        time_ns=BIG,
+        loader_ns=BIG,
+        loss=REAL,
+        loss_known=st.booleans(),
+        evaluation=st.booleans(),
+        forward_ns=BIG,
+        scale=REAL,
     ),
     st.builds(
         StepDone,
@@ -56,6 +67,9 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
         peak_bytes=BIG,
         vetoed=st.booleans(),
         updates_applied=st.integers(0, 2**63 - 1),
+        backward_ns=BIG,
+        grad_norm=REAL,
+        alloc_retries=COUNT,
     ),
     st.builds(Note, level=st.integers(0, 2), time_ns=BIG, text=st.text(max_size=60)),
 )
@@ -141,7 +155,7 @@ def test_garbage_in_a_slot_never_raises(garbage: bytes, slot: int) -> None:
 def test_a_ring_of_another_version_is_refused_with_both_versions() -> None:
     memory, _ = new_ring(4)
     memory[8] = 9
-    with pytest.raises(RingFormatError, match=r"version 9.*version 1"):
+    with pytest.raises(RingFormatError, match=r"version 9.*version 2"):
         RingReader(memoryview(memory))
 
 

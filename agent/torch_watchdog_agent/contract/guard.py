@@ -57,6 +57,7 @@ class Checked:
     suspects: tuple[Rule, ...] = ()
     unsettled: tuple[Rule, ...] = ()
     oddities: tuple[Oddity, ...] = ()
+    legal: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Guard:
@@ -183,6 +184,7 @@ class Guard:
             suspects=tuple(finding.rule for finding in findings),
             unsettled=(*plan.unsettled, *plan.broken),
             oddities=tuple(oddities),
+            legal=plan.legal,
         )
         return checked, seen, news
 

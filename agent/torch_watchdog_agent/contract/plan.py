@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_watchdog_agent.contract.bounds import Range
+from torch_watchdog_agent.contract.bounds import BIG, Range
 from torch_watchdog_agent.contract.check import Extremes, allows, extremes
 from torch_watchdog_agent.contract.discharge import ValueSets, follows, value_sets
 from torch_watchdog_agent.contract.kinds import offending
@@ -55,6 +55,9 @@ class Plan:
     unsettled: list[Rule] = field(default_factory=list)
     broken: list[Rule] = field(default_factory=list)  # their computation fails at these shapes
     ignored: dict[str, int] = field(default_factory=dict)
+    legal: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # the range of a leaf as a whole, where that is what its consumer takes
 
     def findings(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> tuple[list[Finding], list[Rule]]:
         """What this batch breaks, the first consumer first; and rules whose computation it breaks, so that they cannot say."""
@@ -129,6 +132,9 @@ def _sort_out(plan: Plan, pending: Sequence[Check], leaves: Mapping[str, torch.T
     plan.derived = _set_aside(plan, rest, leaves)
     for key, checks in plan.by_leaf.items():
         plan.by_leaf[key] = _undominated(checks)
+        exact = [check.allowed for check in plan.by_leaf[key] if check.exact and check.allowed.high < BIG]
+        if exact:
+            plan.legal[key] = float(exact[0].low), float(exact[0].high)
 
 
 def _enter_leaves(

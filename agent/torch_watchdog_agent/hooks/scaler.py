@@ -1,4 +1,4 @@
-"""GradScaler: part of the state that a checkpoint needs, and the reason why a loss may be seen multiplied."""
+"""GradScaler: part of the state that a checkpoint needs, the reason why a loss may be seen multiplied, and a sign of health by its scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _raw: list[tuple[Any, Any]] = []  # the last (scaled, raw) pair, weakly
 
 
 def patch(module: ModuleType) -> None:
-    initialise, scale = module.GradScaler.__init__, module.GradScaler.scale
+    initialise, scale, update = module.GradScaler.__init__, module.GradScaler.scale, module.GradScaler.update
 
     @functools.wraps(initialise)
     def seen(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -28,7 +28,13 @@ def patch(module: ModuleType) -> None:
         _scaled(outputs, scaled)
         return scaled
 
-    module.GradScaler.__init__, module.GradScaler.scale = seen, scaling
+    @functools.wraps(update)
+    def updating(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = update(self, *args, **kwargs)
+        _updated(self)
+        return result
+
+    module.GradScaler.__init__, module.GradScaler.scale, module.GradScaler.update = seen, scaling, updating
 
 
 def unscaled(loss: Any) -> Any:
@@ -49,3 +55,10 @@ def _made(scaler: Any) -> None:
 def _scaled(raw: Any, scaled: Any) -> None:
     if hasattr(raw, "numel") and raw is not scaled:
         _raw[:] = [(weakref.ref(scaled), weakref.ref(raw))]
+
+
+@guarded("scaler")
+def _updated(scaler: Any) -> None:
+    here, scale = rank(), getattr(scaler, "_scale", None)
+    if here is not None and scale is not None:
+        here.history.scale_seen(scale)

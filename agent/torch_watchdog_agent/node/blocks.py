@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from torch_watchdog_proto.messages import StepBlock, TensorColumns
-from torch_watchdog_proto.record import KeyNamed, MicroStep, Note, Record, RingHeader, StepDone, TensorSeen
+from torch_watchdog_proto.record import DeviceNamed, KeyNamed, MicroStep, Note, Record, RingHeader, StepDone, TensorSeen
 
 __all__ = ["BlockBuilder"]
 
@@ -24,7 +24,8 @@ class BlockBuilder:
 
     def __init__(self, header: RingHeader) -> None:
         self._header = header
-        self._names: dict[int, str] = {}
+        self._keys: dict[int, KeyNamed] = {}
+        self._gpu = ""
         self._waiting: list[TensorSeen] = []
 
     def build(self, records: Sequence[Record], *, first_record: int, lost: int) -> tuple[StepBlock | None, tuple[Note, ...]]:
@@ -46,8 +47,10 @@ class BlockBuilder:
 
     def _learn_names(self, records: Iterable[Record]) -> None:
         for record in records:
-            if isinstance(record, KeyNamed) and (record.key_id in self._names or len(self._names) < _MAX_KEYS):
-                self._names[record.key_id] = record.name
+            if isinstance(record, KeyNamed) and (record.key_id in self._keys or len(self._keys) < _MAX_KEYS):
+                self._keys[record.key_id] = record
+            elif isinstance(record, DeviceNamed):
+                self._gpu = record.uuid
 
     def _with_overdue(self, micro: list[MicroStep]) -> list[MicroStep]:
         """With the batches whose micro-step was lost: later ones have arrived, or too many wait."""
@@ -74,11 +77,13 @@ class BlockBuilder:
             micro_time_ns=tuple(row.time_ns for row in micro), loader_ns=tuple(row.loader_ns for row in micro),
             loss=tuple(row.loss for row in micro), loss_known=tuple(row.loss_known for row in micro),
             evaluation=tuple(row.evaluation for row in micro),
+            forward_ns=tuple(row.forward_ns for row in micro), scale=tuple(row.scale for row in micro),
             step=tuple(row.step for row in steps), step_time_ns=tuple(row.time_ns for row in steps),
             step_ns=tuple(row.step_ns for row in steps), vetoed=tuple(row.vetoed for row in steps),
             allocated_bytes=tuple(row.allocated_bytes for row in steps), reserved_bytes=tuple(row.reserved_bytes for row in steps),
             peak_bytes=tuple(row.peak_bytes for row in steps), updates_applied=tuple(row.updates_applied for row in steps),
-            tensors=self._tensors(micro),
+            backward_ns=tuple(row.backward_ns for row in steps), grad_norm=tuple(row.grad_norm for row in steps),
+            alloc_retries=tuple(row.alloc_retries for row in steps), tensors=self._tensors(micro), gpu=self._gpu,
         )  # fmt: skip
 
     def _tensors(self, micro: Sequence[MicroStep]) -> tuple[TensorColumns, ...]:
@@ -96,10 +101,15 @@ class BlockBuilder:
 
     def _columns(self, tensors: Sequence[TensorSeen], row_of: dict[tuple[int, int], int]) -> TensorColumns:
         first = tensors[0]
+        key = self._keys.get(first.key_id) or KeyNamed(key_id=first.key_id, name=f"key {first.key_id}")
         return TensorColumns(
-            key=self._names.get(first.key_id, f"key {first.key_id}"), dtype=first.dtype,
+            key=key.name, dtype=first.dtype, bound_low=_known(key.low), bound_high=_known(key.high),
             rows=tuple(row_of[tensor.step, tensor.micro_step] for tensor in tensors), low=tuple(tensor.low for tensor in tensors),
             high=tuple(tensor.high for tensor in tensors), negatives=tuple(tensor.negatives for tensor in tensors),
             ignored=tuple(tensor.ignored for tensor in tensors), finite=tuple(tensor.finite for tensor in tensors),
             shapes=tuple(tensor.shape for tensor in tensors),
         )  # fmt: skip
+
+
+def _known(bound: float) -> float | None:
+    return None if math.isnan(bound) else bound
