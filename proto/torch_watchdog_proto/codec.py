@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from torch_watchdog_proto import envelopes, messages
+from torch_watchdog_proto import envelopes, messages, rescue_words
 from torch_watchdog_proto.v1 import control_pb2, query_pb2, telemetry_pb2
 from torch_watchdog_proto.wire_fields import MAX_ITEMS, MAX_TEXT, MalformedMessageError, read_fields, write_fields
 
@@ -167,6 +167,8 @@ _RANK: dict[str, type[Any]] = {
     "left": messages.Left,
     "finished": messages.Finished,
     "note": messages.RankNote,
+    "failed": rescue_words.Failed,
+    "freed": rescue_words.Freed,
 }
 _ORDER: dict[str, type[Any]] = {
     "prepare": messages.Prepare,
@@ -174,6 +176,9 @@ _ORDER: dict[str, type[Any]] = {
     "abandon": messages.Abandon,
     "write_committed": messages.WriteCommitted,
     "leave": messages.Leave,
+    "free": rescue_words.Free,
+    "rescue": rescue_words.Rescue,
+    "release": rescue_words.Release,
 }
 
 

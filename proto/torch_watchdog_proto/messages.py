@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Release, Rescue
+
 Policy: TypeAlias = Literal["stop", "skip", "observe"]
 Phase: TypeAlias = Literal["start", "train", "eval", "saving", "end"]
 Number: TypeAlias = int | float | str | None  # a str only for values JSON has no number for: "nan", "inf", "-inf"
@@ -219,7 +221,9 @@ class RankNote:
     level: Literal["info", "warning"] = "info"
 
 
-RankMessage: TypeAlias = RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | RankNote
+RankMessage: TypeAlias = (
+    RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | RankNote | Failed | Freed
+)
 
 
 # Control: daemon -> rank.
@@ -277,7 +281,7 @@ class Leave:
     committed: bool = False
 
 
-Order: TypeAlias = Prepare | Commit | Abandon | WriteCommitted | Leave
+Order: TypeAlias = Prepare | Commit | Abandon | WriteCommitted | Leave | Free | Rescue | Release
 
 
 # Telemetry: node process -> daemon.

@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_watchdog.job import incident as build
+from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.ranks import RankState
-from torch_watchdog.rules.death import Failure, first_failure, judge
+from torch_watchdog.rules.assertions import Catalogue
+from torch_watchdog.rules.death import NOTHING_KNOWN, judge
 from torch_watchdog.rules.loss import NotFinite, reason_of
 from torch_watchdog_proto.messages import Violation
 from torch_watchdog_proto.stop.coordinator import Closed, Found, Opened
+from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = ["Casebook"]
 
@@ -32,9 +35,10 @@ _MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
 class Casebook:
     """Incidents by number, oldest first."""
 
-    def __init__(self, *, job: str, policy: str, incidents: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, *, job: str, policy: str, incidents: Iterable[Mapping[str, Any]] = (), assertions: Catalogue = NOTHING_KNOWN) -> None:
         self._job, self._policy = job, policy
         self._incidents: dict[str, Incident] = {found["id"]: dict(found) for found in incidents}
+        self._assertions = assertions
         self._attempt = 0
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
@@ -102,16 +106,14 @@ class Casebook:
         inside = self._inside.get(first.rank)
         return self._keep(made if inside is None else build.with_cause_inside(made, inside))
 
-    def failed(self, failures: Sequence[Failure], ranks: Ranks, now: float) -> tuple[Incident, bool]:
-        """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
-        failed = [failure.rank for failure in failures]
+    def failed(self, first: FirstFailure, ranks: Ranks, now: float, *, rescue: Ended | None) -> tuple[Incident, bool]:
+        """Ranks ended badly: the incident that this is, or belongs to, and whether it is new. `rescue`: what became of the others."""
         cause = self._cause_of_failures()
-        if cause is not None:
-            return self._keep(build.with_affected(cause, failed)), False
-        first = first_failure(failures)
-        if first is None:
-            raise ValueError("no rank has failed")
-        return self._keep(self._failure(first, failed, ranks, now)), True
+        failed = [*(end.rank for end in first.culprits), *first.victims]
+        found = self._failure(first, failed, ranks, now) if cause is None else build.with_affected(cause, failed)
+        if rescue is not None and cause is None or rescue is not None and found["action"]["prevented"]:
+            found = build.rescued(found, rescue)
+        return self._keep(found), cause is None
 
     def prevented_bad_batch(self) -> bool:
         """Whether this attempt met a bad batch that a rank did not take."""
@@ -137,15 +139,16 @@ class Casebook:
         causes = (found for found in self._of_attempt() if found["severity"] == "critical" and not found["kind"].startswith("loss."))
         return next(causes, None)
 
-    def _failure(self, first: Failure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
-        verdict = judge(first)
-        step = None if first.step is None else first.step + 1  # the step that it was in
-        others = {rank for rank in (*ranks, *failed) if rank != first.rank}
-        place = self._place(now, ranks, first.rank, step=step, affected=sorted(others), policy="none")
+    def _failure(self, first: FirstFailure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
+        verdict, end = judge(first, self._assertions), first.culprits[0]
+        origin = end.rank if len(first.culprits) == 1 else None
+        others = {rank for rank in (*ranks, *failed) if rank != origin}
+        place = self._place(now, ranks, origin, step=end.step, affected=sorted(others), policy="none")
         made = build.incident(
             place, kind=verdict.kind, severity=verdict.severity, summary=verdict.summary, cause=verdict.cause, fix=verdict.fix
         )
-        made["evidence"] = {"exception": {"text": first.text} if first.text else None, "log_tail": f"logs/rank-{first.rank}.log"}
+        exception = {"text": end.text} | ({"where": end.where} if end.where else {}) if end.text else None
+        made["evidence"] = {"exception": exception, "assertion": verdict.assertion, "log_tail": f"logs/rank-{end.rank}.log"}
         return made
 
     def _ordered(self, opened: Opened, ranks: Ranks, now: float) -> Incident:

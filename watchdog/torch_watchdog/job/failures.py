@@ -1,66 +1,117 @@
-"""Waits until it can be said which rank failed first.
+"""Gathers what is known of each rank's failure until it can be said which failed first.
 
-Owns the ends of one attempt's ranks and the last exception that each left; the judgement is `rules/death.py`. Pure: `now` is an argument.
+Owns the evidence of one attempt: exceptions, ends of processes, telling lines of logs, hangs. The judgement is `first_failure.py`, its words are
+`rules/death.py`. Pure: `now` is an argument.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from torch_watchdog.rules.death import PATIENCE_S, Failure
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, first_failure
+from torch_watchdog.rules.death import PATIENCE_S
 from torch_watchdog_proto.messages import RankEvent
+from torch_watchdog_proto.rescue_words import Failed
 
 __all__ = ["FailureWatch"]
+
+SLOW_TEARDOWN_S = 10.0  # for the culprit's own word, while every word so far only blames a peer
+_MAX_LOG_LINES = 400
 
 
 class FailureWatch:
     """One attempt's ranks that ended badly. A verdict comes once, and again where more ranks fail after it."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, str] = {}  # by pid
-        self._ends: list[Failure] = []
+        self._ends: dict[int, RankEnd] = {}  # by pid
+        self._notes: dict[int, str] = {}
+        self._logs: dict[int, list[str]] = {}
+        self._ended: set[int] = set()
         self._command: tuple[int, int | None] | None = None  # how the wrapped command failed
         self._since: float | None = None
         self._judged = 0
 
     @property
     def deadline(self) -> float | None:
-        return None if self._since is None or self._judged == len(self._failures()) else self._since + PATIENCE_S
+        return None if self._since is None or self._judged == len(self._failed()) else self._since + self._patience_s()
 
     def note(self, pid: int, text: str) -> None:
         """The newest word of an error of that process. It may come after the news of its end."""
         self._notes[pid] = text
 
-    def see(self, event: RankEvent, node: str, step: int | None, now: float) -> None:
-        """A rank has ended."""
-        self._ends.append(
-            Failure(
-                rank=event.rank, node=node, pid=event.pid, order=event.order, exit_code=event.exit_code, signal=event.signal, step=step
-            )
+    def log(self, pid: int, text: str) -> None:
+        """A telling line that the process printed."""
+        lines = self._logs.setdefault(pid, [])
+        if len(lines) < _MAX_LOG_LINES:
+            lines.append(text)
+
+    def raised(self, failed: Failed, *, node: str, pid: int, now: float) -> None:
+        """An exception leaves the training of a rank."""
+        known = self._ends.get(pid) or RankEnd(rank=failed.rank, node=node, pid=pid)
+        self._ends[pid] = replace(
+            known, text=failed.text, where=failed.where, raised_ns=failed.time_ns, step=failed.step, between=failed.between
         )  # fmt: skip
-        if self._since is None and self._failures():
-            self._since = now
+        self._begin(now)
+
+    def hung(self, rank: int, *, node: str, pid: int, step: int | None, why: str, now: float) -> None:
+        """The rank makes no progress, and others wait for it."""
+        known = self._ends.get(pid) or RankEnd(rank=rank, node=node, pid=pid)
+        self._ends[pid] = replace(known, hung=why, step=step)
+        self._begin(now)
+
+    def see(self, event: RankEvent, node: str, last_step: int | None, now: float) -> None:
+        """A rank's process has ended."""
+        self._ended.add(event.pid)
+        known = self._ends.get(event.pid)
+        next_step = None if last_step is None else last_step + 1
+        known = known or RankEnd(rank=event.rank, node=node, pid=event.pid, step=next_step, between=True)
+        self._ends[event.pid] = replace(
+            known, order=event.order, exit_code=event.exit_code, signal=event.signal, ended_ns=event.time_ns,
+            finished=event.exit_code == 0 and not known.text,
+        )  # fmt: skip
+        if self._failed():
+            self._begin(now)
 
     def command_ended(self, exit_code: int, signal: int | None) -> None:
         """Where it failed and no rank was seen to, it was one of those of whose end nothing is known."""
         if exit_code != 0 or signal is not None:
             self._command = (exit_code, signal)
-            self._since = 0.0 if self._since is None else self._since
+            self._begin(0.0)
 
-    def verdict(self, *, now: float, all_ended: bool) -> tuple[Failure, ...] | None:
-        """All failures so far, once the first can be told from those that followed."""
-        failures = self._failures()
-        if self._since is None or self._judged == len(failures):
-            return None
-        if not all_ended and now < self._since + PATIENCE_S:
-            return None
-        self._judged = len(failures)
-        return failures
+    def is_victim(self, pid: int) -> bool:
+        """Whether that rank only suffers from a peer's failure, as far as it has said."""
+        end = self._told(self._ends[pid]) if pid in self._ends else None
+        return end is not None and not end.hung and bool(end.text) and blames_a_peer(end.text)
 
-    def _failures(self) -> tuple[Failure, ...]:
-        told = [replace(end, text=self._notes.get(end.pid, "")) for end in self._ends]
-        failed = [end for end in told if end.signal is not None or end.exit_code or (end.exit_code is None and end.text)]
+    def verdict(self, *, now: float, all_ended: bool) -> FirstFailure | None:
+        """Who failed first, once that can be told from those that followed."""
+        failed = self._failed()
+        if self._since is None or self._judged == len(failed):
+            return None
+        if not all_ended and now < self._since + self._patience_s():
+            return None
+        self._judged = len(failed)
+        finished = [end for end in self._ends.values() if end.finished]
+        return first_failure([*failed, *finished])
+
+    @property
+    def culprit_is_known(self) -> bool:
+        """Whether some rank's failure is its own, so that no earlier one need be waited for long."""
+        return any(not self.is_victim(end.pid) for end in self._failed())
+
+    def _begin(self, now: float) -> None:
+        self._since = now if self._since is None else self._since
+
+    def _patience_s(self) -> float:
+        return PATIENCE_S if self.culprit_is_known else SLOW_TEARDOWN_S
+
+    def _failed(self) -> tuple[RankEnd, ...]:
+        told = [self._told(end) for end in self._ends.values()]
+        failed = [end for end in told if end.signal is not None or end.exit_code or end.hung or (end.exit_code is None and end.text)]
         if failed or self._command is None:
             return tuple(failed)
         code, signal = self._command
         return tuple(replace(end, exit_code=code, signal=signal) for end in told if end.exit_code is None)
+
+    def _told(self, end: RankEnd) -> RankEnd:
+        return replace(end, text=end.text or self._notes.get(end.pid, ""), log="\n".join(self._logs.get(end.pid, ())))

@@ -14,8 +14,9 @@ from typing import Any
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.stop.coordinator import Closed
+from torch_watchdog_proto.stop.rescue import Ended
 
-__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "is_order", "summary_of", "with_affected", "with_cause_inside"]
+__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "is_order", "rescued", "summary_of", "with_affected", "with_cause_inside"]
 
 SCHEMA_VERSION = 1
 
@@ -123,6 +124,22 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
 def is_order(incident: Mapping[str, Any]) -> bool:
     """Somebody asked for it: nothing went wrong, so there is neither culprit nor fix."""
     return str(incident.get("kind", "")).startswith("order.")
+
+
+def rescued(found: Mapping[str, Any], rescue: Ended) -> dict[str, Any]:
+    """The incident of a failure once the other ranks were freed, and have saved what they held or said why not."""
+    action = found["action"]
+    if action["checkpoint"] is None:
+        action = dict(action) | {"checkpoint": to_json(rescue.checkpoint)}
+    if found["action"]["policy"] == "none":
+        action = dict(action) | {
+            "policy": "rescue",
+            "stopped_at_step": rescue.updates_applied,
+            "ranks_stopped": list(rescue.freed),
+            "seconds_to_stop": None if rescue.seconds_to_free is None else round(rescue.seconds_to_free, 3),
+        }
+    newest = f"; the newest good checkpoint is {rescue.newest}" if rescue.checkpoint is None and rescue.newest else ""
+    return dict(found) | {"action": action, "cause": f"{found['cause']}; {rescue.reason}{newest}"}
 
 
 def with_affected(found: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, Any]:

@@ -1,81 +1,128 @@
-"""rank.died and rank.exception: which rank failed first, in the order in which its node saw it.
+"""rank.died, rank.exception, rank.assert, rank.hang, rank.desync, memory.oom: what the first failure is called, and the sentences about it.
 
-Pure: ends of ranks in, the first failure with its words out. A rank that ends because a peer's connection broke is a victim, however early its end
-was seen.
+Pure: the judgement of `job/first_failure.py` in, kind and words out.
 """
 
 from __future__ import annotations
 
 import re
 import signal as signals
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["Failure", "Verdict", "first_failure", "judge"]
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd
+from torch_watchdog.rules.assertions import Assertion, Catalogue
 
+__all__ = ["Verdict", "judge"]
+
+NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
-# Words of a process whose peer is gone or silent: gloo, NCCL, c10d's store, sockets.
-_PEER_IS_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by peer|broken pipe|timed out waiting|socket timeout|"
-    r"communicator was aborted|remote process exited|DistNetworkError|DistStoreError|recvValue failed|failed to recv|"
-    r"watchdog caught collective operation timeout|wait timeout|waiting for clients",
+_ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
+_DDP_ERRORS = re.compile(
+    r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once|"
+    r"params? .* appears not to match (sizes|strides)|DDP expects same model across all ranks|verifies params? (shape|count)",
     re.IGNORECASE,
 )
-_ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One rank's end with a status that is not 0. `text` is its last exception, in one line, where it had the time to leave one."""
-
-    rank: int
-    node: str
-    pid: int
-    order: int
-    exit_code: int | None
-    signal: int | None
-    step: int | None = None
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the first failure is called, and the sentences about it."""
+    """What the first failure is called, and the sentences about it. `assertion`: the device-side assertion behind it."""
 
-    kind: Literal["rank.died", "rank.exception"]
+    kind: Literal["rank.died", "rank.exception", "rank.assert", "rank.hang", "rank.desync", "memory.oom", "config.ddp"]
     severity: Literal["warning", "critical"]
     summary: str
     cause: str
     fix: str
+    assertion: dict[str, Any] | None = None
 
 
-def first_failure(failures: Sequence[Failure]) -> Failure | None:
-    """The first by its node's order of events that does not blame a peer; where all do, the first of all."""
-    ordered = sorted(failures, key=lambda failure: failure.order)
-    own = [failure for failure in ordered if not _PEER_IS_GONE.search(failure.text) and not _was_asked_to_end(failure)]
-    return next(iter(own or ordered), None)
+def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
+    """The kind and the words for the first failure. `known`: the catalogue of device-side assertions."""
+    end = first.culprits[0]
+    where = _where(first)
+    if first.desync:
+        return _desync(first, where)
+    if end.hung:
+        return Verdict(
+            kind="rank.hang", severity="critical", summary=f"{where}: {end.hung}",
+            cause=f"rank {end.rank} made no progress while the others waited for it in a collective: {end.hung}",
+            fix="look at its stack (stacks.txt): what it was in is what it never came back from",
+        )  # fmt: skip
+    assertion = known.read(end.log)
+    if assertion is not None:
+        return _asserted(end, where, assertion)
+    if _OUT_OF_MEMORY.search(f"{end.text}\n{end.log}"):
+        return _out_of_memory(end, where)
+    if end.signal is not None:
+        return _died(end, where)
+    return _raised(end, where)
 
 
-def judge(first: Failure) -> Verdict:
-    """The kind and the words for the first failure."""
-    where = f"rank {first.rank}" + ("" if first.step is None else f", after step {first.step}")
-    if first.signal is not None:
-        return _died(first, where)
-    status = "ended" if first.exit_code is None else f"ended with exit code {first.exit_code}"
+def _where(first: FirstFailure) -> str:
+    ranks = [str(end.rank) for end in first.culprits]
+    end = first.culprits[0]
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:-1])} and {ranks[-1]} (nothing tells which was first)"
+    return who + ("" if end.step is None else f", in step {end.step}")
+
+
+def _raised(end: RankEnd, where: str) -> Verdict:
+    status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
+    at = f" at {end.where}" if end.where else ""
+    by_ddp = bool(_DDP_ERRORS.search(end.text))
     return Verdict(
-        kind="rank.exception",
+        kind="config.ddp" if by_ddp else "rank.exception",
         severity="critical",
-        summary=f"{where}: {first.text or status}",
-        cause=f"the rank {status}" + (f" after {first.text}" if first.text else "; it left no exception"),
-        fix=f"read the end of logs/rank-{first.rank}.log; the other ranks' errors follow from this one",
+        summary=f"{where}: {end.text or status}{at}",
+        cause=f"the rank {status}" + (f" after {end.text}{at}" if end.text else "; it left no exception"),
+        fix="the error text says which option of DistributedDataParallel is asked for"
+        if by_ddp
+        else f"read the end of logs/rank-{end.rank}.log; the other ranks' errors follow from this one",
     )
 
 
-def _died(first: Failure, where: str) -> Verdict:
-    name = _signal_name(first.signal)
-    if _was_asked_to_end(first):
+def _desync(first: FirstFailure, where: str) -> Verdict:
+    end = first.culprits[0]
+    others = ", ".join(map(str, first.victims[:8]))
+    return Verdict(
+        kind="rank.desync",
+        severity="critical",
+        summary=f"{where}: it ended well while ranks {others} still had steps to do",
+        cause=f"rank {end.rank} came to its end in an earlier step than ranks {others}, whose next collective then had no partner",
+        fix="give every rank the same number of batches: drop_last, a DistributedSampler, or DDP's join()",
+    )
+
+
+def _asserted(end: RankEnd, where: str, found: Assertion) -> Verdict:
+    return Verdict(
+        kind="rank.assert",
+        severity="critical",
+        summary=f"{where}: device-side assertion in {found.kernel}: {found.meaning}{found.element_text}",
+        cause=f"{found.op or found.kernel}: {found.meaning} ({found.tensor}; allowed: {found.valid}); usual: {found.cause or 'not known'}",
+        fix=found.fix or "rerun the recorded batch on the CPU: watchdog replay",
+        assertion=found.facts(),
+    )
+
+
+def _out_of_memory(end: RankEnd, where: str) -> Verdict:
+    by_kernel = "oom-kill" in end.log
+    what = "the kernel killed it for want of memory (cgroup oom_kill)" if by_kernel else end.text or "out of memory"
+    return Verdict(
+        kind="memory.oom",
+        severity="critical",
+        summary=f"{where}: {what}",
+        cause="the container's memory limit was reached: loader workers and pinned memory count too"
+        if by_kernel
+        else f"an allocation failed on this rank: {what}",
+        fix="raise the limit, or take fewer loader workers and smaller batches" if by_kernel else "smaller batches, or shorter sequences",
+    )
+
+
+def _died(end: RankEnd, where: str) -> Verdict:
+    name = _signal_name(end.signal)
+    if end.signal in _ASKED_TO_END:
         return Verdict(
             kind="rank.died",
             severity="warning",
@@ -86,9 +133,9 @@ def _died(first: Failure, where: str) -> Verdict:
     return Verdict(
         kind="rank.died",
         severity="critical",
-        summary=f"{where}: killed by {name}" + (f", after {first.text}" if first.text else ""),
-        cause=f"the process was ended by {name}" + (_SIGNAL_MEANINGS.get(first.signal or 0, "")),
-        fix=f"read the end of logs/rank-{first.rank}.log, and `dmesg` on {first.node} for the kernel's reason",
+        summary=f"{where}: killed by {name}" + (f", after {end.text}" if end.text else ""),
+        cause=f"the process was ended by {name}" + (_SIGNAL_MEANINGS.get(end.signal or 0, "")),
+        fix=f"read the end of logs/rank-{end.rank}.log, and `dmesg` on {end.node} for the kernel's reason",
     )
 
 
@@ -98,10 +145,6 @@ _SIGNAL_MEANINGS: dict[int, str] = {
     signals.SIGBUS: ": a file in shared memory or a mapped file was cut short or could not grow",
     signals.SIGABRT: ": native code gave up, as after a device-side assertion or by the NCCL watchdog",
 }
-
-
-def _was_asked_to_end(failure: Failure) -> bool:
-    return failure.signal in _ASKED_TO_END
 
 
 def _signal_name(number: int | None) -> str:

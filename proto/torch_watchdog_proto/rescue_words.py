@@ -1,0 +1,75 @@
+"""The words of a rescue: a rank has failed, the others are freed, one whole copy of the state is saved, the launcher is told last.
+
+Owns the dataclasses only; `messages.py` takes them into its unions, `stop/rescue.py` is the protocol. Times are nanoseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Failed", "Free", "Freed", "Holds", "Release", "Rescue"]
+
+Holds: TypeAlias = Literal["all", "part", "nothing"]  # of the training state, whole and untouched by a half step
+
+# Rank -> daemon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """An exception leaves the training of this rank. `text` is the one that was raised first of its chain, `chain` all of them in that order.
+
+    `step`: the one it was in, or `between` two steps the next. The rank waits for a word before it ends: `Free` where it may have something to
+    save, `Leave` where not.
+    """
+
+    rank: int
+    step: int
+    updates_applied: int
+    time_ns: int
+    text: str
+    chain: tuple[str, ...] = ()
+    where: str = ""  # file:line of the user's code that the first one came through
+    between: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freed:
+    """No update is applied on this rank from here on. `why` it does not hold all; `newest`: the newest good checkpoint that it knows."""
+
+    rank: int
+    generation: int
+    updates_applied: int
+    holds: Holds
+    why: str = ""
+    newest: str = ""
+
+
+# Daemon -> rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free:
+    """Another rank has failed: apply no update any more, come back from whatever is waited for, say what you hold, and wait for a word."""
+
+    generation: int
+    reason: str = ""
+    exit_code: int = 1
+    grace_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue:
+    """To the one rank that saves for all: write the whole state now."""
+
+    generation: int
+    path: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The rank may end, and its node lets its keeper tell the launcher. `kill`: it does not end by itself."""
+
+    generation: int
+    kill: bool = False

@@ -1,0 +1,262 @@
+"""The daemon's half of a rescue: a rank has failed; the others are freed, one whole copy of the state is saved, everybody ends.
+
+Owns one rescue of one attempt; knows no socket, clock or file, and not who failed first: only who may hold something to save. Every event may come
+late, twice or never: what does not fit changes nothing, and every rescue ends by its deadline.
+
+    idle --a rank failed, others are here--> freeing --Freed--> saving --Saved--> sealing --Committed--> over
+                                                |                 |                 |
+                                                +-- nobody holds all, the saver fails and no other is left, the deadline --> over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+from torch_watchdog_proto.messages import Committed, Leave, RankMessage, Saved, WriteCommitted
+from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
+from torch_watchdog_proto.stop.coordinator import CheckpointFact, Tell
+
+__all__ = ["Ended", "RankFailed", "RankOut", "RescueCoordinator", "Said", "Tick"]
+
+FREE_TIMEOUT_S = 10.0  # for every rank's word, once it was told to come free
+SETTLE_S = 2.0  # for the others' words, once one rank holds all
+State: TypeAlias = Literal["idle", "freeing", "saving", "sealing", "over"]
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed:
+    """A rank raises, has died or hangs. `victim`: it only suffers from a peer's failure, waits for a word, and may hold a whole state."""
+
+    rank: int
+    reason: str
+    generation: int  # for the rescue, if this begins one
+    victim: bool = False
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOut:
+    """A rank's process has ended, or its line is gone: nothing can be asked of it any more."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A rank's message."""
+
+    message: RankMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event: TypeAlias = RankFailed | RankOut | Said | Tick
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The rescue is over; the keepers may tell the launcher. `reason` says what was saved, or why nothing was."""
+
+    reason: str
+    checkpoint: CheckpointFact | None
+    freed: tuple[int, ...]
+    updates_applied: int | None
+    seconds: float
+    seconds_to_free: float | None
+    newest: str
+
+
+Effect: TypeAlias = Tell | Ended
+
+
+class RescueCoordinator:
+    """At most one rescue. `checkpoints_dir` is a path that the ranks know."""
+
+    def __init__(self, *, checkpoints_dir: str, grace_s: float) -> None:
+        self._checkpoints_dir, self._grace_s = checkpoints_dir, grace_s
+        self.state: State = "idle"
+        self._here: set[int] = set()
+        self._failed: set[int] = set()  # not victims
+        self._freed: dict[int, Freed] = {}
+        self._tried: set[int] = set()
+        self._saved: Saved | None = None
+        self._saver = -1
+        self._generation = 0
+        self._reason, self._problem = "", ""
+        self._exit_code = 1
+        self._opened_at = self._free_at = self._deadline = 0.0
+
+    @property
+    def next_deadline(self) -> float | None:
+        return self._deadline if self.state in ("freeing", "saving", "sealing") else None
+
+    def rank_here(self, rank: int) -> None:
+        """A rank can be asked."""
+        self._here.add(rank)
+
+    def handle(self, event: Event, *, now: float) -> tuple[Effect, ...]:
+        """Takes one event; returns what to do."""
+        match event:
+            case RankFailed():
+                return self._on_failed(event, now)
+            case RankOut():
+                return self._on_out(event.rank, now)
+            case Said():
+                return self._on_said(event.message, now)
+            case Tick():
+                return self._on_tick(now)
+
+    # Freeing
+
+    def _on_failed(self, failed: RankFailed, now: float) -> tuple[Effect, ...]:
+        if self.state == "over":
+            return (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
+        if not failed.victim:
+            self._failed.add(failed.rank)
+        effects: tuple[Effect, ...] = ()
+        if self.state == "idle":
+            effects = self._begin(failed, now)
+        if not failed.victim:
+            effects += (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
+            if self.state in ("saving", "sealing") and failed.rank == self._saver:
+                return effects + self._try_next(failed.reason, now)
+        return effects + self._go_on(now)
+
+    def _begin(self, failed: RankFailed, now: float) -> tuple[Effect, ...]:
+        self.state, self._generation = "freeing", failed.generation
+        self._reason, self._exit_code = failed.reason, failed.exit_code
+        self._opened_at, self._deadline = now, now + FREE_TIMEOUT_S
+        free = Free(generation=self._generation, reason=failed.reason, exit_code=failed.exit_code, grace_s=self._grace_s)
+        return tuple(Tell(rank=rank, order=free) for rank in sorted(self._asked()))
+
+    def _asked(self) -> set[int]:
+        return self._here - self._failed
+
+    def _on_out(self, rank: int, now: float) -> tuple[Effect, ...]:
+        self._here.discard(rank)
+        if self.state in ("saving", "sealing") and rank == self._saver:
+            return self._try_next(f"rank {rank} ended while it saved", now)
+        return self._go_on(now)
+
+    def _go_on(self, now: float) -> tuple[Effect, ...]:
+        """Once every rank that can be asked has answered (or has had its time to)."""
+        if self.state != "freeing":
+            return ()
+        waiting = self._asked() - self._freed.keys()
+        if waiting and now < self._deadline:
+            return ()
+        self._free_at = now
+        return self._try_next("", now)
+
+    def _on_said(self, message: RankMessage, now: float) -> tuple[Effect, ...]:
+        if getattr(message, "generation", None) != self._generation:
+            return ()
+        match message:
+            case Freed():
+                return self._on_freed(message, now)
+            case Saved():
+                return self._on_saved(message, now)
+            case Committed():
+                return self._on_committed(message, now)
+            case _:
+                return ()
+
+    def _on_freed(self, freed: Freed, now: float) -> tuple[Effect, ...]:
+        if self.state != "freeing":
+            return ()
+        self._freed[freed.rank] = freed
+        if freed.holds == "all":
+            self._deadline = min(self._deadline, now + SETTLE_S)
+        return self._go_on(now)
+
+    # Saving
+
+    def _try_next(self, problem: str, now: float) -> tuple[Effect, ...]:
+        """One replica is enough: of those that hold all the one with the fewest updates, which every healthy rank has applied."""
+        self._problem = problem or self._problem
+        able = [freed for rank, freed in self._freed.items() if freed.holds == "all" and rank in self._asked() - self._tried]
+        if not able:
+            return self._end(self._why_nothing(), None, now)
+        best = min(able, key=lambda freed: (freed.updates_applied, freed.rank))
+        self.state, self._saver, self._deadline = "saving", best.rank, now + self._grace_s
+        self._tried.add(best.rank)
+        path = f"{self._checkpoints_dir}/step-{best.updates_applied}"
+        return (Tell(rank=best.rank, order=Rescue(generation=self._generation, path=path, reason=self._reason)),)
+
+    def _why_nothing(self) -> str:
+        if self._problem:
+            return f"nothing was saved: {self._problem}"
+        whys = dict.fromkeys(freed.why for _, freed in sorted(self._freed.items()) if freed.holds != "all" and freed.why)
+        silent = sorted(self._asked() - self._freed.keys())
+        parts = [*whys, *([f"no word from ranks {', '.join(map(str, silent[:8]))}"] if silent else [])]
+        return "nothing was saved: " + ("; ".join(parts) or "no healthy rank is left")
+
+    def _on_saved(self, saved: Saved, now: float) -> tuple[Effect, ...]:
+        if self.state != "saving" or saved.rank != self._saver:
+            return ()
+        if saved.error is not None:
+            return self._try_next(f"rank {saved.rank}: {saved.error}", now)
+        self.state, self._saved, self._deadline = "sealing", saved, now + self._grace_s
+        sealing = WriteCommitted(generation=self._generation, manifest=self._manifest(saved), good=saved.finite)
+        return (Tell(rank=saved.rank, order=sealing),)
+
+    def _manifest(self, saved: Saved) -> Mapping[str, Any]:
+        files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in saved.files]
+        return {
+            "updates_applied": saved.updates_applied, "format": saved.format, "ranks": [saved.rank], "finite": saved.finite,
+            "kind": "rescue", "reason": self._reason, "files": files,
+        }  # fmt: skip
+
+    def _on_committed(self, committed: Committed, now: float) -> tuple[Effect, ...]:
+        saved = self._saved
+        if self.state != "sealing" or committed.rank != self._saver or saved is None:
+            return ()
+        if committed.error is not None:
+            return self._try_next(f"rank {committed.rank}: {committed.error}", now)
+        path = PurePosixPath(saved.path)
+        fact = CheckpointFact(
+            path=str(path if saved.finite else path.with_name(f"not-good.{path.name}")), updates_applied=saved.updates_applied,
+            committed=saved.finite, finite=saved.finite, saved_by=(saved.rank,), format=saved.format,
+        )  # fmt: skip
+        how = "" if saved.finite else ", which holds values that are not finite and must not be resumed from"
+        return self._end(f"rank {saved.rank} saved the state after {saved.updates_applied} updates{how}", fact, now)
+
+    # The end
+
+    def _on_tick(self, now: float) -> tuple[Effect, ...]:
+        if self.state == "freeing":
+            return self._go_on(now)
+        if self.next_deadline is None or now < self._deadline:
+            return ()
+        return self._try_next(f"rank {self._saver} did not save in time", now)
+
+    def _end(self, reason: str, checkpoint: CheckpointFact | None, now: float) -> tuple[Effect, ...]:
+        self.state = "over"
+        told = tuple(
+            Tell(rank=rank, order=Leave(generation=self._generation, committed=checkpoint is not None and checkpoint.committed))
+            for rank in sorted(self._asked())
+        )
+        newest = max((freed.newest for freed in self._freed.values()), key=_step_of, default="")
+        ended = Ended(
+            reason=reason, checkpoint=checkpoint, freed=tuple(sorted(self._freed)), seconds=now - self._opened_at, newest=newest,
+            updates_applied=checkpoint.updates_applied if checkpoint else None,
+            seconds_to_free=self._free_at - self._opened_at if self._freed else None,
+        )  # fmt: skip
+        return (*told, ended)
+
+
+def _step_of(path: str) -> int:
+    number = PurePosixPath(path).name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1

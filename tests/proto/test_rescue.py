@@ -1,0 +1,185 @@
+"""The daemon's half of a rescue: who is freed, who saves, and that it ends whatever happens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from torch_watchdog_proto.messages import Committed, Leave, Saved, WriteCommitted
+from torch_watchdog_proto.rescue_words import Free, Freed, Holds, Rescue
+from torch_watchdog_proto.stop.coordinator import Tell
+from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S, SETTLE_S, Effect, Ended, RankFailed, RankOut, RescueCoordinator, Said, Tick
+
+GENERATION = 5
+
+
+class Run:
+    """A rescue with a hand-moved clock; `told` are the orders by rank."""
+
+    def __init__(self, world: int = 3) -> None:
+        self.rescue = RescueCoordinator(checkpoints_dir="/run/checkpoints", grace_s=60)
+        self.now, self.told, self.ended = 100.0, dict[int, list[object]](), list[Ended]()
+        for rank in range(world):
+            self.rescue.rank_here(rank)
+
+    def keep(self, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            if isinstance(effect, Tell):
+                self.told.setdefault(effect.rank, []).append(effect.order)
+            else:
+                self.ended.append(effect)
+
+    def fail(self, rank: int, *, victim: bool = False) -> None:
+        self.keep(self.rescue.handle(RankFailed(rank=rank, reason="it fell", generation=GENERATION, victim=victim), now=self.now))
+
+    def out(self, rank: int) -> None:
+        self.keep(self.rescue.handle(RankOut(rank=rank), now=self.now))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.keep(self.rescue.handle(Tick(), now=self.now))
+
+    def freed(self, rank: int, updates: int = 7, holds: Holds = "all", why: str = "", newest: str = "") -> None:
+        word = Freed(rank=rank, generation=GENERATION, updates_applied=updates, holds=holds, why=why, newest=newest)
+        self.keep(self.rescue.handle(Said(message=word), now=self.now))
+
+    def saved(self, rank: int, *, error: str | None = None, finite: bool = True) -> None:
+        path = "/run/checkpoints/step-7"
+        word = Saved(rank=rank, generation=GENERATION, updates_applied=7, path=path, format="dcp", finite=finite, error=error)
+        self.keep(self.rescue.handle(Said(message=word), now=self.now))
+
+    def committed(self, rank: int, error: str | None = None) -> None:
+        self.keep(self.rescue.handle(Said(message=Committed(rank=rank, generation=GENERATION, error=error)), now=self.now))
+
+    def kinds(self, rank: int) -> list[type]:
+        return [type(order) for order in self.told.get(rank, [])]
+
+
+def test_the_others_are_freed_one_saves_and_all_leave() -> None:
+    run = Run()
+    run.fail(1)
+    assert (run.kinds(0), run.kinds(1), run.kinds(2)) == ([Free], [Leave], [Free])
+    run.freed(2)
+    run.freed(0)
+    assert isinstance(run.told[0][-1], Rescue)
+    run.saved(0)
+    run.committed(0)
+    assert (run.kinds(0), run.kinds(2)) == ([Free, Rescue, WriteCommitted, Leave], [Free, Leave])
+    (ended,) = run.ended
+    assert ended.checkpoint is not None
+    assert (ended.checkpoint.committed, ended.checkpoint.saved_by, ended.updates_applied) == (True, (0,), 7)
+
+
+def test_the_rank_with_the_fewest_updates_saves() -> None:
+    run = Run()
+    run.fail(1)
+    run.freed(0, updates=8)
+    run.freed(2, updates=7)
+    assert (run.kinds(0), run.kinds(2)) == ([Free], [Free, Rescue])
+
+
+def test_a_victim_that_speaks_first_is_freed_too() -> None:
+    run = Run(world=2)
+    run.fail(0, victim=True)
+    assert (run.kinds(0), run.kinds(1)) == ([Free], [Free])
+    run.fail(1)
+    run.freed(0)
+    assert run.kinds(0) == [Free, Rescue]
+
+
+def test_a_silent_rank_is_waited_for_only_a_little_once_another_holds_all() -> None:
+    run = Run()
+    run.fail(1)
+    run.freed(2)
+    run.wait(SETTLE_S)
+    assert run.kinds(2) == [Free, Rescue]
+
+
+def test_ranks_that_hold_a_part_save_nothing_and_name_the_newest_checkpoint() -> None:
+    run = Run()
+    run.fail(1)
+    run.freed(0, holds="part", why="FSDP shards the parameters", newest="/run/checkpoints/step-4")
+    run.freed(2, holds="part", why="FSDP shards the parameters", newest="/run/checkpoints/step-40")
+    (ended,) = run.ended
+    assert (ended.checkpoint, ended.newest) == (None, "/run/checkpoints/step-40")
+    assert ended.reason == "nothing was saved: FSDP shards the parameters"
+    assert run.kinds(0)[-1] is Leave
+
+
+def test_a_half_step_is_never_saved() -> None:
+    run = Run(world=2)
+    run.fail(1)
+    run.freed(0, holds="nothing", why="its update was under way")
+    assert run.kinds(0) == [Free, Leave]
+    assert run.ended[0].reason == "nothing was saved: its update was under way"
+
+
+def test_another_replica_saves_where_the_first_cannot() -> None:
+    run = Run()
+    run.fail(1)
+    run.freed(0)
+    run.freed(2)
+    run.saved(0, error="the disk is full")
+    assert run.kinds(2) == [Free, Rescue]
+    run.out(2)
+    assert run.ended[0].reason == "nothing was saved: rank 2 ended while it saved"
+
+
+def test_a_state_with_nan_is_written_and_never_called_good() -> None:
+    run = Run(world=2)
+    run.fail(1)
+    run.freed(0)
+    run.saved(0, finite=False)
+    assert run.told[0][-1] == WriteCommitted(generation=GENERATION, manifest=run.told[0][-1].manifest, good=False)  # type: ignore[attr-defined]
+    run.committed(0)
+    fact = run.ended[0].checkpoint
+    assert fact is not None
+    assert (fact.committed, fact.path) == (False, "/run/checkpoints/not-good.step-7")
+
+
+def test_where_nobody_else_is_there_it_is_over_at_once() -> None:
+    run = Run(world=1)
+    run.fail(0)
+    assert run.kinds(0) == [Leave]
+    assert run.ended[0].reason == "nothing was saved: no healthy rank is left"
+
+
+def test_a_failure_after_the_end_is_told_to_go_on_with_it() -> None:
+    run = Run(world=1)
+    run.fail(0)
+    run.fail(0, victim=True)
+    assert run.kinds(0) == [Leave, Leave]
+    assert len(run.ended) == 1
+
+
+def test_words_of_another_generation_change_nothing() -> None:
+    run = Run(world=2)
+    run.fail(1)
+    stray = Freed(rank=0, generation=GENERATION - 1, updates_applied=7, holds="all")
+    assert run.rescue.handle(Said(message=stray), now=run.now) == ()
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_it_ends_once_in_any_order_of_events_and_commits_only_what_is_whole(seed: int) -> None:
+    dice, run = random.Random(seed), Run(world=4)
+    run.fail(dice.randrange(4), victim=dice.random() < 0.3)
+    for _ in range(60):
+        rank = dice.randrange(4)
+        dice.choice(
+            (
+                lambda: run.fail(rank, victim=dice.random() < 0.5),
+                lambda: run.out(rank),
+                lambda: run.freed(rank, updates=dice.choice((7, 8)), holds=dice.choice(("all", "all", "part", "nothing"))),
+                lambda: run.saved(rank, error=dice.choice((None, None, "full")), finite=dice.random() < 0.8),
+                lambda: run.committed(rank, error=dice.choice((None, "gone"))),
+                lambda: run.wait(dice.choice((0.1, 1.0, 5.0))),
+            )
+        )()
+    for _ in range(8):
+        run.wait(FREE_TIMEOUT_S + 60)
+    assert len(run.ended) == 1
+    fact = run.ended[0].checkpoint
+    if fact is not None:
+        assert any(isinstance(order, Rescue) for order in run.told[fact.saved_by[0]])
+        assert not fact.committed or fact.finite

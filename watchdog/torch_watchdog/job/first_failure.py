@@ -1,0 +1,128 @@
+"""Who failed first: the first in causal order, which is neither the loudest nor the one that a wall clock of another host names.
+
+Owns the judgement over the ends of one attempt's ranks. A rank that suffers because a peer is gone is a victim, however early it spoke: with a slow
+teardown on the culprit every victim speaks before it. Times are compared on one node only. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["FirstFailure", "RankEnd", "blames_a_peer", "first_failure"]
+
+Role: TypeAlias = Literal["own", "peer", "asked", "finished"]
+
+# Words of a process whose peer is gone or silent: gloo, NCCL, c10d's store, sockets.
+_PEER_IS_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by peer|broken pipe|timed out waiting|socket timeout|"
+    r"communicator was aborted|remote process exited|DistNetworkError|DistStoreError|recvValue failed|failed to recv|"
+    r"watchdog caught collective operation timeout|wait timeout|waiting for clients|NCCL error.*remote|ncclRemoteError|"
+    r"Application timeout caused pair closure|Read error|Rank \d+ successfully reached monitoredBarrier, but received errors",
+    re.IGNORECASE,
+)
+_ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+_SAME_MOMENT_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """What is known of how one rank ended, or of why it will.
+
+    `text` is the exception that was raised first of its chain, `raised_ns` when its node's clock showed that; `ended_ns` when its process was seen to
+    end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
+    the next. `finished`: it ended well.
+    """
+
+    rank: int
+    node: str
+    pid: int
+    order: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    step: int | None = None
+    text: str = ""
+    where: str = ""
+    log: str = ""
+    raised_ns: int = 0
+    ended_ns: int = 0
+    hung: str = ""
+    between: bool = False
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstFailure:
+    """`culprits` has two ranks or more only where nothing tells which of them was first. `desync`: it ended well, with steps left to the others."""
+
+    culprits: tuple[RankEnd, ...]
+    victims: tuple[int, ...]
+    desync: bool = False
+
+
+def blames_a_peer(text: str) -> bool:
+    """Whether these are the words of a rank that only lost its connection to another."""
+    return _PEER_IS_GONE.search(text) is not None
+
+
+def first_failure(ends: Sequence[RankEnd]) -> FirstFailure | None:
+    """None where no rank has failed."""
+    roles = {end: _role(end) for end in ends}
+    failed = [end for end in ends if roles[end] != "finished"]
+    if not failed:
+        return None
+    own = [end for end in failed if roles[end] == "own"]
+    early = [] if own else _finished_early(roles, failed)
+    if own:
+        culprits = _earliest(own)
+    elif early:
+        culprits = early
+    else:
+        culprits = _earliest([end for end in failed if roles[end] == "asked"] or failed)
+    return FirstFailure(
+        culprits=tuple(sorted(culprits, key=lambda end: end.rank)),
+        victims=tuple(sorted(end.rank for end in failed if end not in culprits)),
+        desync=bool(early),
+    )
+
+
+def _role(end: RankEnd) -> Role:
+    if end.hung:
+        return "own"
+    if end.text:
+        return "peer" if blames_a_peer(end.text) else "own"
+    if end.finished:
+        return "finished"
+    if end.signal in _ASKED_TO_END:
+        return "asked"
+    # Native code that lost its peer ends the process without an exception of Python: what it printed tells.
+    return "peer" if end.signal in (None, signals.SIGABRT) and blames_a_peer(end.log) else "own"
+
+
+def _finished_early(roles: dict[RankEnd, Role], failed: Sequence[RankEnd]) -> list[RankEnd]:
+    """A rank that ended well while others still had steps to do: its peers' connections broke of that."""
+    under_way = (end.step for end in failed if roles[end] == "peer" and end.step is not None and not end.between)
+    last = max(under_way, default=None)
+    done = [end for end in roles if roles[end] == "finished" and end.step is not None]
+    early = [end for end in done if last is not None and end.step is not None and end.step <= last]
+    return _earliest(early) if early else []
+
+
+def _earliest(ends: Sequence[RankEnd]) -> list[RankEnd]:
+    """Those before which no other came, as far as anything tells."""
+    return [end for end in ends if not any(_is_before(other, end) for other in ends if other is not end)]
+
+
+def _is_before(one: RankEnd, other: RankEnd) -> bool:
+    if one.node != other.node:
+        # Clocks of two hosts are not compared. Who was in an earlier step had not done its part of the later one.
+        return one.step is not None and other.step is not None and one.step < other.step
+    if one.raised_ns and other.raised_ns:
+        return (one.raised_ns, one.rank) < (other.raised_ns, other.rank)
+    first, second = one.raised_ns or one.ended_ns, other.raised_ns or other.ended_ns
+    if first and second:
+        return second - first >= _SAME_MOMENT_NS
+    return one.order < other.order

@@ -1,0 +1,84 @@
+"""One attempt's rescue as the job runs it: when it begins, what came of it, and when the keepers may tell the launcher.
+
+Owns the order of the last words: first the rank that failed first, so that the launcher names it too, the others a moment later. The protocol is
+`stop/rescue.py`. Pure: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch_watchdog_proto.messages import RankMessage
+from torch_watchdog_proto.rescue_words import Release
+from torch_watchdog_proto.stop.coordinator import Tell
+from torch_watchdog_proto.stop.rescue import Effect, Ended, RankFailed, RankOut, RescueCoordinator, Said, Tick
+
+__all__ = ["Rescues"]
+
+HEAD_START_S = 1.0  # of the first failure's keeper: launchers look at their ranks ten times a second
+
+
+class Rescues:
+    """`allowed` is False where the job is only observed: then nobody is told anything, and there are no keepers."""
+
+    def __init__(self, *, checkpoints_dir: str, grace_s: float, allowed: bool) -> None:
+        self._coordinator = RescueCoordinator(checkpoints_dir=checkpoints_dir, grace_s=grace_s)
+        self._allowed = allowed
+        self.ended: Ended | None = None
+        self._ranks: set[int] = set()
+        self._released: set[int] = set()
+        self._release_all_at: float | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._coordinator.state in ("freeing", "saving", "sealing")
+
+    @property
+    def deadline(self) -> float | None:
+        waiting = self._release_all_at if self._ranks - self._released else None
+        return min((time for time in (self._coordinator.next_deadline, waiting) if time is not None), default=None)
+
+    def rank_here(self, rank: int) -> None:
+        self._ranks.add(rank)
+        self._coordinator.rank_here(rank)
+
+    def failed(self, failed: RankFailed, now: float) -> Iterable[Tell]:
+        """A rank has failed: what to tell whom."""
+        return self._tell(self._coordinator.handle(failed, now=now)) if self._allowed else ()
+
+    def out(self, rank: int, now: float) -> Iterable[Tell]:
+        """A rank can be asked no more; where all has been said, its keeper need not wait."""
+        told = self._tell(self._coordinator.handle(RankOut(rank=rank), now=now))
+        return (*told, *self._due(now))
+
+    def said(self, message: RankMessage, now: float) -> Iterable[Tell]:
+        return self._tell(self._coordinator.handle(Said(message=message), now=now))
+
+    def tick(self, now: float) -> Iterable[Tell]:
+        return (*self._tell(self._coordinator.handle(Tick(), now=now)), *self._due(now))
+
+    def judged(self, culprits: Iterable[int], *, kill: bool, now: float) -> Iterable[Tell]:
+        """It is known who failed first: those keepers may tell the launcher, the others a moment later."""
+        if not self._allowed:
+            return ()
+        self._release_all_at = now + HEAD_START_S if self._release_all_at is None else self._release_all_at
+        return self._release(set(culprits), kill=kill)
+
+    def _due(self, now: float) -> Iterable[Tell]:
+        if self._release_all_at is None or now < self._release_all_at:
+            return ()
+        return self._release(self._ranks)
+
+    def _release(self, ranks: set[int], *, kill: bool = False) -> tuple[Tell, ...]:
+        new = sorted(ranks - self._released)
+        self._released |= set(new)
+        return tuple(Tell(rank=rank, order=Release(generation=0, kill=kill)) for rank in new)
+
+    def _tell(self, effects: Iterable[Effect]) -> tuple[Tell, ...]:
+        told = []
+        for effect in effects:
+            if isinstance(effect, Ended):
+                self.ended = effect
+            else:
+                told.append(effect)
+        return tuple(told)
