@@ -87,12 +87,16 @@ def _hook(config: AgentConfig, say: Voice) -> None:
 def _keep(config: AgentConfig, say: Voice) -> None:
     """The keeper where a launcher watches this process as a session of its own; else only the log."""
     from torch_watchdog_agent import keeper
+    from torch_watchdog_agent.holdback import HoldBack, released_file
 
     log_path = Path(config.run_dir) / "logs" / f"rank-{os.environ.get('RANK') or 0}.log"
     _flush()
     try:
         if config.keeper and config.policy != "observe" and os.getsid(0) == os.getpid():
-            keeper.stand_guard(log_path=log_path, say=say)
+            attempt, rank = (int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+            released = released_file(Path(config.runtime_dir), attempt=attempt, rank=rank)
+            hold = HoldBack(released, launcher_pid=config.launcher_pid, grace_s=config.grace_s)
+            keeper.stand_guard(log_path=log_path, say=say, hold=hold)
         else:
             keeper.tee_only(log_path=log_path, say=say)
     except OSError as error:

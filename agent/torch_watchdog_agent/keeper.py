@@ -24,10 +24,12 @@ if TYPE_CHECKING:  # what only annotations need is not paid for in every rank
     from pathlib import Path
     from typing import NoReturn
 
+    from torch_watchdog_agent.holdback import HoldBack
+
     Say = Callable[[str], None]
     Prctl = Callable[[int, int | bytes], int]
 
-__all__ = ["KEPT_MARK", "announce_leave", "fork_is_guarded", "stand_guard", "tee_only"]
+__all__ = ["KEPT_MARK", "announce_leave", "announce_watched", "fork_is_guarded", "stand_guard", "tee_only"]
 
 KEPT_MARK = "TORCH_WATCHDOG_KEPT"  # "rank pid:keeper pid": a rank that executes itself anew is not kept, nor copied, twice
 
@@ -42,15 +44,17 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME = 1, 4, 15
 DRAIN_PATIENCE_MS = 2_000
 SWEEP_GRACE_S = 1.0
 LAST_COPY_MS = 500
+HOLD_POLL_MS = 20
 HIGH_FD = 700  # descriptors that a rank has to carry lie where no program counts
 
 _leave_page: mmap | None = None
 
 
-def stand_guard(*, log_path: Path | None, say: Say) -> None:
+def stand_guard(*, log_path: Path | None, say: Say, hold: HoldBack | None = None) -> None:
     """Fork: the parent becomes the keeper and never returns, the child returns and is the rank. For session leaders (torchrun's ranks).
 
-    With `log_path` everything that the rank prints is appended there too. Returns without a fork, after a sentence, where one would be unsafe.
+    With `hold` the bad end of a rank that had announced itself as watched is told the launcher only once that allows it. With `log_path`
+    everything that the rank prints is appended there too. Returns without a fork, after a sentence, where one would be unsafe.
     """
     if _is_kept():
         return
@@ -74,7 +78,7 @@ def stand_guard(*, log_path: Path | None, say: Say) -> None:
         say(f"this rank runs without a keeper and its output is not kept: fork failed ({error.strerror})")
         return
     if rank_pid:
-        _Keeper(rank_pid, tee, page, prctl).guard(ready_fd)
+        _Keeper(rank_pid, tee, page, prctl, hold).guard(ready_fd)
     try:
         _become_rank(keeper_pid, terminal_fd, tee, page, prctl)
     finally:
@@ -107,6 +111,12 @@ def announce_leave() -> None:
         _leave_page[0] = 1
 
 
+def announce_watched(*, watched: bool = True) -> None:
+    """Somebody outside knows of this rank, and will let its keeper tell a bad end (or not any more). For the rank itself."""
+    if _leave_page is not None and fork_is_guarded():
+        _leave_page[1] = watched
+
+
 def fork_is_guarded() -> bool:
     """True in a rank whose parent is its keeper."""
     return os.environ.get(KEPT_MARK) == f"{os.getpid()}:{os.getppid()}"
@@ -115,9 +125,9 @@ def fork_is_guarded() -> bool:
 class _Keeper:
     """The parent's whole life. Signals are forwarded by their handlers, so that nothing in the loop can hold them up."""
 
-    def __init__(self, rank_pid: int, tee: Tee | None, page: mmap, prctl: Prctl) -> None:
-        self.rank_pid, self.tee, self.page, self.prctl = rank_pid, tee, page, prctl
-        self.is_over = self.is_killed = self.is_hurried = False
+    def __init__(self, rank_pid: int, tee: Tee | None, page: mmap, prctl: Prctl, hold: HoldBack | None) -> None:
+        self.rank_pid, self.tee, self.page, self.prctl, self.hold = rank_pid, tee, page, prctl, hold
+        self.is_over = self.is_killed = self.is_bad = self.is_hurried = False
         self.wake_fd = -1
 
     def guard(self, ready_fd: int) -> NoReturn:
@@ -133,6 +143,8 @@ class _Keeper:
         if self.tee is not None:
             self.tee.keep()
         _close_all_but({ready_fd, *(self.tee.descriptors() if self.tee is not None else ())})
+        if self.hold is not None:
+            self.hold.begin()
         self.wake_fd, wake_in_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_in_fd, warn_on_full_buffer=False)
         for number in signal.valid_signals() - OWN_SIGNALS:
@@ -185,6 +197,7 @@ class _Keeper:
             return True  # the launcher made everyone below it ignore SIGCHLD, and it ended before we could listen
         self.is_over = change is not None
         self.is_killed = change is not None and change.si_code != os.CLD_EXITED
+        self.is_bad = change is not None and (self.is_killed or change.si_status != 0)
         return self.is_over
 
     def _undo_terminal_stop(self) -> None:
@@ -199,12 +212,20 @@ class _Keeper:
             self._signal_group(signal.SIGTERM)
         if self.tee is not None:
             self.tee.drain(patience_ms=DRAIN_PATIENCE_MS, is_hurried=self._is_hurried_now, wake_fd=self.wake_fd)
+        self._hold_back()  # before the rank is reaped: until then everybody can see how it ended
         status = self._reap()
         if self.is_killed:
             self._sweep()
         if self.tee is not None and self.tee.channels:
             self._leave_a_copier(self.tee)
         return 0 if self.page[0] else status
+
+    def _hold_back(self) -> None:
+        """A launcher that sees one rank fail ends the others: first they are to save what they hold."""
+        if self.hold is None or not self.is_bad or self.page[0] or not self.page[1]:
+            return
+        while not self.hold.is_over(is_hurried=self.is_hurried):
+            self._turn(HOLD_POLL_MS)
 
     def _is_hurried_now(self) -> bool:
         self._hear()
@@ -362,10 +383,10 @@ def _num_threads() -> int:
 
 
 def _open_leave_page() -> mmap:
-    """One byte that both sides see: no descriptor that the program could close, or its children could inherit."""
+    """Two bytes that both sides see (this end is ours; somebody watches): no descriptor that the program could close, or its children could inherit."""
     import mmap
 
-    return mmap.mmap(-1, 1)
+    return mmap.mmap(-1, 2)
 
 
 def _load_prctl() -> Prctl | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_agent import lockstep
+from torch_watchdog_agent import keeper, lockstep
 from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
@@ -27,9 +27,10 @@ from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
 from torch_watchdog_agent.recorder import Recorder
 from torch_watchdog_agent.register import DecisionRegister
+from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
-from torch_watchdog_proto.messages import Commit, Finished, Hold, Noticed, RankHello, RankMessage, Refused, Vetoed, Violation
+from torch_watchdog_proto.messages import Commit, Finished, Hold, Noticed, Order, RankHello, RankMessage, Refused, Vetoed, Violation
 from torch_watchdog_proto.stop.participant import Act, Released, Skip
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Rank:
         self.gate = Gate(identity.rank, register.decide)
         self.subjects = Subjects()
         self.window = WindowState(self.subjects, say=self.say)
+        self.rescuer = Rescuer(self, leave=leave)
         self.line = self._connect()
         self.history = History(self._open_ring(), self.loop)
         self.say.also = self.history.said
@@ -104,7 +106,7 @@ class Rank:
         import torch
 
         try:
-            line = ControlLine(Path(self.config.runtime_dir) / "control.sock", on_order=self.gate.on_order, on_lost=self._lost)
+            line = ControlLine(Path(self.config.runtime_dir) / "control.sock", on_order=self._ordered, on_lost=self._lost)
         except OSError as error:
             self.say(f"the node process cannot be reached ({error}); this rank is recorded, but not guarded")
             return None
@@ -114,8 +116,12 @@ class Rank:
             rank=who.rank, local_rank=who.local_rank, world_size=who.world_size, pid=os.getpid(), attempt=who.attempt,
             host=socket.gethostname(), version=self.config.version, torch_version=torch.__version__,
         )  # fmt: skip
-        line.send(hello)
+        if line.send(hello):
+            keeper.announce_watched()
         return line
+
+    def _ordered(self, order: Order) -> tuple[RankMessage, ...]:
+        return () if self.rescuer.takes(order) else self.gate.on_order(order)
 
     def _open_ring(self) -> Recorder | None:
         who = self.identity
@@ -147,10 +153,13 @@ class Rank:
 
     def _lost(self) -> None:
         self.gate.on_lost()
+        self.rescuer.lost()
+        keeper.announce_watched(watched=False)
         self.say("the node process is gone: training goes on without the watchdog (no guard, no clean stop, no timeline from here)")
 
     def finish(self) -> None:
         """At interpreter exit: no gate will follow."""
+        self.rescuer.await_word()
         self.history.flush(ending=True)
         self.write_contract()
         if self.scan is not None:
@@ -190,6 +199,7 @@ class Rank:
         if self._undo:
             self._undo = False
             self.window.restore()  # only the loader has moved on
+        self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step))
         act = self.gate.boundary()
         if act is not None:
             self.saver.act(act.commit, step=self.gate.passed + 1)
@@ -207,6 +217,7 @@ class Rank:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
         if self.loop.handed_over(evaluation=evaluation):
             self.window.opened()
+        self.rescuer.at_hand_over(evaluation=evaluation)
         self.gate.phase = "eval" if evaluation else "train"
         stats, legal = (checked.stats, checked.legal) if checked is not None else ((), {})
         self.history.batch(stats, loader_ns=loader_ns, evaluation=evaluation, legal=legal)
@@ -287,7 +298,8 @@ class Rank:
         return True
 
     def failed(self, error: BaseException) -> None:
-        """An exception ends the training: name the batch behind it, where the guard had doubted that batch."""
+        """An exception ends the training: tell it, and name the batch behind it, where the guard had doubted that batch."""
+        self.rescuer.failed(error)
         violation = self.guard.diagnose(error)
         if self.scan is not None:
             self.scan.failed = True
@@ -344,6 +356,7 @@ class Rank:
             self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
             self._close_window(number, applied=False)
             return VETOED
+        self.rescuer.at_gate()
         return number
 
     def _act_at_gate(self, commit: Commit, number: int) -> None:
@@ -358,6 +371,7 @@ class Rank:
 
     def leave_gate(self, number: int) -> None:
         """The update of the window has been applied."""
+        self.rescuer.after_gate()
         self._close_window(number, applied=True)
 
     def _close_window(self, number: int, *, applied: bool) -> None:

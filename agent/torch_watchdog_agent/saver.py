@@ -81,7 +81,7 @@ class Saver:
         deadline = gate.clock() + min(commit.grace_s, self._rank.config.grace_s)
         answer = gate.answer(commit.generation, deadline=deadline)
         if isinstance(answer, WriteCommitted):
-            self._seal(commit, answer, Path(saved.path))
+            self._rank.tell(self.seal(commit, answer, Path(saved.path)))
             answer = gate.answer(commit.generation, deadline=deadline, beyond=WriteCommitted)
         committed = not isinstance(answer, WriteCommitted) and answer.committed
         if not committed:
@@ -95,7 +95,8 @@ class Saver:
         if self._rank.identity.rank == 0:
             discard(path)
 
-    def _seal(self, commit: Commit, order: WriteCommitted, path: Path) -> None:
+    def seal(self, commit: Commit, order: WriteCommitted, path: Path) -> Committed:
+        """Manifest, COMMITTED and the final name; the lowest saver's work."""
         from torch_watchdog_agent.checkpoint import manifest
 
         rank = self._rank
@@ -105,4 +106,4 @@ class Saver:
             error = None
         except Exception as problem:  # noqa: BLE001  the others wait for a word
             error = f"{type(problem).__name__}: {problem}"[:500]
-        rank.tell(Committed(rank=rank.identity.rank, generation=order.generation, error=error))
+        return Committed(rank=rank.identity.rank, generation=order.generation, error=error)

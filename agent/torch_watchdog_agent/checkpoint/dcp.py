@@ -75,8 +75,14 @@ def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:
 
 
 def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers) -> None:
+    writer = torch_dcp.FileSystemWriter(directory)
     with quietly():
-        torch_dcp.save(shared, storage_writer=torch_dcp.FileSystemWriter(directory), process_group=peers.group)
+        if (
+            peers.count == 1
+        ):  # also where a process group is there, which no rank may answer any more: the name that torch 2.4 has for this, too
+            torch_dcp.save_state_dict(shared, writer, no_dist=True)
+        else:
+            torch_dcp.save(shared, storage_writer=writer, process_group=peers.group)
 
 
 def _finish(mine: RankFile, directory: Path, peers: Peers) -> tuple[Any, ...]:

@@ -47,7 +47,7 @@ def save_at(
     try:
         with marked_busy(), peers_of(rank, world_size, timeout_s=timeout_s) as peers:
             part = _save(path, subjects, peers, Moment(updates_applied=updates_applied, position=position, rng=rng, say=say))
-            _write_left_out(beside(part.path, "partial"), left_out, peers)
+            write_left_out(beside(part.path, "partial"), left_out, peers)
             return part
     finally:
         before.restore()
@@ -66,12 +66,12 @@ def _save(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> Saved
     writer = _agreed(path, subjects, peers, moment)
     if writer is not None:
         try:
-            return _without_trace(writer.path, peers, lambda: foreign.write(writer, subjects, peers, moment))
+            return without_trace(writer.path, peers, lambda: foreign.write(writer, subjects, peers, moment))
         except CheckpointError as error:
             if writer.format == callback.FORMAT:
                 raise
             moment.say(f"{writer.by} could not write the checkpoint ({error}); writing it with torch.distributed.checkpoint instead")
-    return _without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
+    return without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
 
 
 def _agreed(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> Writer | None:
@@ -85,7 +85,7 @@ def _agreed(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> Wri
     return writer if len(choices) == 1 else None
 
 
-def _without_trace(path: Path, peers: Peers, write: Callable[[], SavedPart]) -> SavedPart:
+def without_trace(path: Path, peers: Peers, write: Callable[[], SavedPart]) -> SavedPart:
     """What fails leaves nothing behind that a person could take for a checkpoint."""
     try:
         return write()
@@ -101,7 +101,7 @@ def discard(path: Path) -> None:
         shutil.rmtree(beside(path, "partial"))
 
 
-def _write_left_out(directory: Path, lines: tuple[str, ...], peers: Peers) -> None:
+def write_left_out(directory: Path, lines: tuple[str, ...], peers: Peers) -> None:
     """Not among the digested files: the user may remove it, once the samples are mended."""
     from torch_watchdog_agent.checkpoint.files import sync
     from torch_watchdog_agent.quarantine import FILE_NAME

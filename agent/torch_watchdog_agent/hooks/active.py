@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -50,6 +51,7 @@ def rank() -> Rank | None:
         _config = config
         atexit.register(_finish, os.getpid())
         sys.excepthook = _noting(sys.excepthook)
+        _keep_evidence(_rank)
     return _rank
 
 
@@ -116,7 +118,10 @@ def _noting(theirs: _Hook) -> _Hook:
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> object:
         _note_exception(kind, error)
-        return theirs(kind, error, traceback)
+        try:
+            return theirs(kind, error, traceback)
+        finally:
+            _await_word(error)
 
     return hook
 
@@ -125,4 +130,27 @@ def _noting(theirs: _Hook) -> _Hook:
 def _note_exception(kind: type[BaseException], error: BaseException) -> None:
     if _rank is not None:
         _rank.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)
-        _rank.failed(error)
+        if not isinstance(error, KeyboardInterrupt):
+            _rank.failed(error)
+
+
+@guarded("exception")
+def _await_word(error: BaseException) -> None:
+    """The state that this rank holds may be needed: it ends once that was asked."""
+    if _rank is not None and not isinstance(error, KeyboardInterrupt):
+        _rank.rescuer.await_word()
+
+
+@guarded("evidence")
+def _keep_evidence(rank: Rank) -> None:
+    from torch_watchdog_agent.rescue import evidence
+
+    who = rank.identity
+    evidence.keep_stacks(Path(rank.config.run_dir), who.rank)
+    evidence.hear_threads(lambda name, error: _note_of_thread(name, error))
+
+
+@guarded("evidence")
+def _note_of_thread(name: str, error: BaseException) -> None:
+    if _rank is not None:
+        _rank.history.note(f"thread {name}: {type(error).__name__}: {error}", level=1)

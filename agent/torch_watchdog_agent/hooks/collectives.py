@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+from torch_watchdog_agent.hooks import groups
 from torch_watchdog_agent.hooks.active import guarded, made_rank
 from torch_watchdog_agent.lockstep import Collective
 
@@ -33,6 +34,7 @@ _described: dict[Any, Collective] = {}
 
 
 def patch(module: ModuleType) -> None:
+    groups.patch(module)
     for method, name in _NAMES.items():
         theirs = getattr(module.ProcessGroup, method, None)
         if theirs is not None:

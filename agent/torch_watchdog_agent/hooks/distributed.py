@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.rescue.replica import wrapped
 
 __all__ = ["hold_timeout_s", "patch"]
 
@@ -18,14 +19,15 @@ def patch(module: ModuleType) -> None:
     @functools.wraps(theirs)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         theirs(self, *args, **kwargs)
-        _seen(self.module)
+        _seen(self)
 
     module.DistributedDataParallel.__init__ = initialise
 
 
 @guarded("model")
-def _seen(model: Any) -> None:
-    here = rank()
+def _seen(wrapper: Any) -> None:
+    here, model = rank(), wrapper.module
+    wrapped(wrapper)
     if here is not None:
         here.subjects.model_seen(model)
         here.guard.model_seen(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +51,13 @@ class ProcessWatch:
             self._keepers[pid] = keeper
         if not self._on_exit(pid, lambda: self._rank_ended(pid)):
             self._loop.call_soon(self._on_end, Ended(pid=pid))
+
+    def kill(self, pid: int) -> None:
+        """Ends a watched process for sure, and no other that has its number by now."""
+        descriptor = self._descriptors.get(pid)
+        if descriptor is not None:
+            with suppress(OSError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     async def settle(self, timeout_s: float) -> None:
         """Waits, within the limit, until every watched process has ended."""

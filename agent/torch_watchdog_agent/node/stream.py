@@ -83,6 +83,12 @@ class DaemonLink:
             self._control.append(message)
             self._wake_control.set()
 
+    def lost_s(self) -> float:
+        """For how long the daemon has been away; without end where it has refused this node."""
+        if self._outcome.done():
+            return float("inf")
+        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+
     async def say_goodbye(self, goodbye: NodeGoodbye) -> GoodbyeAck | None:
         """After everything that was queued before. None where the daemon has refused this node."""
         self._goodbye = goodbye

@@ -6,6 +6,7 @@ Owns the order of opening and closing, and the order in which this node saw thin
 from __future__ import annotations
 
 import asyncio
+import signal as signals
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -13,7 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
+from torch_watchdog_agent.node.holds import Holds
 from torch_watchdog_agent.node.lastwords import LastWords
+from torch_watchdog_agent.node.logs import RankLogs
+from torch_watchdog_agent.node.memory import OomKills
 from torch_watchdog_agent.node.nvml import Gpus
 from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive
 from torch_watchdog_agent.node.relay import Relay
@@ -22,6 +26,7 @@ from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
 from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
 from torch_watchdog_proto.record import Note
+from torch_watchdog_proto.rescue_words import Failed, Release
 
 __all__ = ["NodeWork"]
 
@@ -43,6 +48,8 @@ class NodeWork:
         self._processes = ProcessWatch(self._on_end)
         self._rings = RingFolder(config.ring_dir, is_alive=is_alive)
         self._gpus = _GpuPoll(config.gpu_interval_s)
+        self._holds = Holds(config.runtime_dir)
+        self._logs, self._oom_kills = RankLogs(config.run_dir / "logs"), OomKills()
         self._events: list[RankEvent] = []
         self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
         self._order = 0
@@ -89,23 +96,49 @@ class NodeWork:
 
     def _on_order(self, tell: TellRank) -> None:
         self.last_words.told(tell.order)
+        if isinstance(tell.order, Release):
+            self._release(tell.attempt, tell.rank, kill=tell.order.kill)
         self._relay.tell(tell)
+
+    def _release(self, attempt: int, rank: int, *, kill: bool) -> None:
+        self._holds.release(attempt, rank)
+        for pid in [pid for pid, who in self._who.items() if kill and who == (attempt, rank)]:
+            self._processes.kill(pid)
 
     def _on_up(self, message: ControlUp) -> None:
         if isinstance(message, RankSaid):
             self.last_words.heard(message.message)
+            self._on_failed(message)
         if isinstance(message, RankSaid) and isinstance(message.message, RankHello):
             hello = message.message
             self._meet(hello.pid, hello.attempt, hello.rank)
         self._link.tell(message)
 
+    def _on_failed(self, said: RankSaid) -> None:
+        """What the CUDA runtime printed tells more than the exception: it must reach the daemon with it."""
+        pids = [pid for pid, who in self._who.items() if who == (said.attempt, said.message.rank)]
+        if isinstance(said.message, Failed) and pids:
+            self._look_at_log(pids[-1])
+            self._wake.set()
+
     def _on_end(self, ended: Ended) -> None:
+        self._look_at_log(ended.pid, killed=ended.signal == signals.SIGKILL)
         self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal)
+        self._holds.ended(*self._who[ended.pid])
         self._wake.set()
+
+    def _look_at_log(self, pid: int, *, killed: bool = False) -> None:
+        """Before the end itself is told: the daemon then knows what led to it."""
+        lines = self._logs.look(self._who[pid][1])
+        if killed and self._oom_kills.new():
+            lines.append("oom-kill: the kernel has killed a process of this container for want of memory")
+        for line in lines:
+            self._add_event(pid, "log", text=line, level="warning")
 
     def _meet(self, pid: int, attempt: int, rank: int) -> None:
         if pid not in self._who:
             self._who[pid] = (attempt, rank)
+            self._logs.begin(rank)
             self._add_event(pid, "started")
             self._processes.watch(pid)
 
@@ -128,6 +161,7 @@ class NodeWork:
 
     def _poll(self) -> bool:
         """One look at everything; reports what is new. False where nothing was."""
+        self._holds.without_a_daemon(self._link.lost_s())
         news = self._rings.poll()
         for one in news:
             self._meet(one.header.pid, one.header.attempt, one.header.rank)

@@ -227,6 +227,11 @@ class Coordinator:
         """When a Tick is due at the latest."""
         return self._order.deadline if self._order else None
 
+    def next_generation(self) -> int:
+        """A number for an order that is not this class's (a rescue), newer than any before."""
+        self._generation += 1
+        return self._generation
+
     def handle(self, event: Event, *, now: float) -> tuple[Effect, ...]:
         """Takes one event; returns what to do."""
         match event:

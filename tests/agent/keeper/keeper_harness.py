@@ -26,9 +26,16 @@ from torch_watchdog_agent import keeper
 def say(text):
     os.write(2, f"[torch-watchdog] {text}\\n".encode())
 
+def hold():
+    path = os.environ.get("KEEPER_TEST_RELEASED")
+    if not path:
+        return None
+    from torch_watchdog_agent.holdback import HoldBack
+    return HoldBack(Path(path), launcher_pid=int(os.environ["KEEPER_TEST_LAUNCHER"]), grace_s=float(os.environ["KEEPER_TEST_GRACE"]))
+
 mode, log = os.environ.pop("KEEPER_TEST_MODE", None), os.environ.get("KEEPER_TEST_LOG")
 if mode == "guard":
-    keeper.stand_guard(log_path=Path(log) if log else None, say=say)
+    keeper.stand_guard(log_path=Path(log) if log else None, say=say, hold=hold())
 elif mode == "tee":
     keeper.tee_only(log_path=Path(log), say=say)
 """

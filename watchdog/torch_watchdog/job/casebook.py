@@ -35,10 +35,13 @@ _MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
 class Casebook:
     """Incidents by number, oldest first."""
 
-    def __init__(self, *, job: str, policy: str, incidents: Iterable[Mapping[str, Any]] = (), assertions: Catalogue = NOTHING_KNOWN) -> None:
+    def __init__(
+        self, *, job: str, policy: str, incidents: Iterable[Mapping[str, Any]] = (), assertions: Catalogue = NOTHING_KNOWN
+    ) -> None:
         self._job, self._policy = job, policy
         self._incidents: dict[str, Incident] = {found["id"]: dict(found) for found in incidents}
         self._assertions = assertions
+        self._failure_id = ""
         self._attempt = 0
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
@@ -49,7 +52,7 @@ class Casebook:
         return tuple(self._incidents.values())
 
     def begin_attempt(self, attempt: int) -> None:
-        self._attempt, self._waiting, self._of_order, self._inside = attempt, [], {}, {}
+        self._attempt, self._waiting, self._of_order, self._inside, self._failure_id = attempt, [], {}, {}, ""
 
     def found(self, found: Found, ranks: Ranks, now: float, *, world_size: int) -> Incident | None:
         """A violation; None where it is known already."""
@@ -106,14 +109,20 @@ class Casebook:
         inside = self._inside.get(first.rank)
         return self._keep(made if inside is None else build.with_cause_inside(made, inside))
 
-    def failed(self, first: FirstFailure, ranks: Ranks, now: float, *, rescue: Ended | None) -> tuple[Incident, bool]:
-        """Ranks ended badly: the incident that this is, or belongs to, and whether it is new. `rescue`: what became of the others."""
+    def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:
+        """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
         cause = self._cause_of_failures()
         failed = [*(end.rank for end in first.culprits), *first.victims]
         found = self._failure(first, failed, ranks, now) if cause is None else build.with_affected(cause, failed)
-        if rescue is not None and cause is None or rescue is not None and found["action"]["prevented"]:
-            found = build.rescued(found, rescue)
+        self._failure_id = found["id"]
         return self._keep(found), cause is None
+
+    def rescued(self, rescue: Ended) -> Incident | None:
+        """What became of the other ranks: said by the incident of the failure. None where it has an order's end to tell already."""
+        found = self._incidents.get(self._failure_id)
+        if found is None or found["action"]["checkpoint"] is not None:
+            return None
+        return self._keep(build.rescued(found, rescue))
 
     def prevented_bad_batch(self) -> bool:
         """Whether this attempt met a bad batch that a rank did not take."""

@@ -16,7 +16,18 @@ from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.stop.coordinator import Closed
 from torch_watchdog_proto.stop.rescue import Ended
 
-__all__ = ["Origin", "Place", "closed", "from_violation", "incident", "is_order", "rescued", "summary_of", "with_affected", "with_cause_inside"]
+__all__ = [
+    "Origin",
+    "Place",
+    "closed",
+    "from_violation",
+    "incident",
+    "is_order",
+    "rescued",
+    "summary_of",
+    "with_affected",
+    "with_cause_inside",
+]
 
 SCHEMA_VERSION = 1
 

@@ -27,12 +27,18 @@ from torch_watchdog.job.events import (
     WriteIncident,
 )
 from torch_watchdog.job.failures import FailureWatch
+from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.ranks import RankState
+from torch_watchdog.job.rescues import Rescues
+from torch_watchdog.rules.assertions import Catalogue
+from torch_watchdog.rules.death import NOTHING_KNOWN
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import GoodbyeAck, JobStatus, TellRank
+from torch_watchdog_proto.rescue_words import Failed
 from torch_watchdog_proto.stop import coordinator as stop
+from torch_watchdog_proto.stop.rescue import RankFailed
 
 __all__ = ["Job"]
 
@@ -51,6 +57,7 @@ class Job:
         grace_s: float = 300.0,
         incidents: Iterable[Mapping[str, Any]] = (),
         events: Iterable[Mapping[str, Any]] = (),
+        assertions: Catalogue = NOTHING_KNOWN,
     ) -> None:
         """`incidents` and `events`: what an earlier daemon left of this launch on disk."""
         self.name, self.session, self.policy = hello.job, hello.session, hello.policy
@@ -60,8 +67,10 @@ class Job:
         self._world_size = 0
         self._ranks: dict[int, RankState] = {}
         self._coordinator: stop.Coordinator | None = None
-        self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents)
+        self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents, assertions=assertions)
         self._losses, self._failures = LossWatch(), FailureWatch()
+        self._rescues = self._new_rescues()
+        self._first: FirstFailure | None = None  # named; its rescue is still under way
         self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
         self._retry_at = 0.0
         self._order_open = False
@@ -106,7 +115,8 @@ class Job:
         """When a Tick is due at the latest."""
         order = self._coordinator.next_deadline() if self._coordinator is not None else None
         retry = self._retry_at if self._wanted is not None else None
-        return min((t for t in (order, retry, self._losses.deadline, self._failures.deadline) if t is not None), default=None)
+        rules = (self._losses.deadline, self._failures.deadline, self._rescues.deadline)
+        return min((t for t in (order, retry, *rules) if t is not None), default=None)
 
     # Events
 
@@ -167,12 +177,20 @@ class Job:
         )  # fmt: skip
         if event.kind == "note" and event.level == "error":
             self._failures.note(event.pid, event.text)
+        if event.kind == "log":
+            self._failures.log(event.pid, event.text)
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
             rank.exited = True
             yield from self._tell_coordinator(stop.RankGone(rank=event.rank), now)
-            if not rank.left:
-                self._failures.see(event, node, rank.last_step, now)
+            yield from self._on_end(rank, event, node, now)
+
+    def _on_end(self, rank: RankState, event: m.RankEvent, node: str, now: float) -> Iterable[Effect]:
+        if not rank.left:
+            self._failures.see(event, node, rank.last_step, now)
+            if event.exit_code != 0 and not self._failures.is_victim(event.pid):
+                yield from self._rescue(rank.rank, words_of(event), now)
+        yield from self._tell_each(self._rescues.out(rank.rank, now))
 
     def _on_spoke(self, spoke: RankSpoke, now: float) -> tuple[Effect, ...]:
         message = spoke.message
@@ -189,8 +207,17 @@ class Job:
         rank.left = rank.left or isinstance(message, m.Left)
         if isinstance(message, m.RankNote):
             effects.append(self._event(now, "rank.note", rank=message.rank, text=message.text, level=message.level))
+        if isinstance(message, Failed):
+            effects += self._on_failed(rank, message, now)
+        effects += self._tell_each(self._rescues.said(message, now))
         effects += self._tell_coordinator(stop.FromRank(message=message), now)
         return (*effects, *self._judge(now))
+
+    def _on_failed(self, rank: RankState, failed: Failed, now: float) -> Iterable[Effect]:
+        self._failures.raised(failed, node=rank.node, pid=rank.pid, now=now)
+        yield self._event(now, "rank.failed", rank=rank.rank, step=failed.step, text=" <- ".join((failed.text, *failed.chain[1:])))
+        yield from self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
+        yield from self._rescue(rank.rank, failed.text, now, victim=self._failures.is_victim(rank.pid))
 
     def _on_rank_hello(self, node: str, hello: m.RankHello, now: float) -> Iterable[Effect]:
         if hello.attempt != self._attempt:
@@ -210,6 +237,7 @@ class Job:
             text = f"rank {hello.rank} of {hello.world_size} on {node}, pid {hello.pid}, torch {hello.torch_version}"
             yield self._event(now, "rank.connected", rank=hello.rank, text=text)
         rank.node, rank.pid = node, hello.pid
+        self._rescues.rank_here(hello.rank)
 
     def _on_gone(self, attempt: int, rank: int, pid: int, now: float) -> tuple[Effect, ...]:
         state = self._ranks.get(rank)
@@ -217,7 +245,8 @@ class Job:
             return ()
         state.gone()
         gone = self._event(now, "rank.gone", rank=rank, text=f"rank {rank} closed its control socket", step=state.last_step)
-        return (gone, *self._tell_coordinator(stop.RankGone(rank=rank), now), *self._judge(now))
+        told = (*self._tell_coordinator(stop.RankGone(rank=rank), now), *self._tell_each(self._rescues.out(rank, now)))
+        return (gone, *told, *self._judge(now))
 
     def _on_left(self, event: NodeLeft, now: float) -> tuple[Effect, ...]:
         if self._nodes.get(event.node) is not None:
@@ -246,7 +275,7 @@ class Job:
         return tuple(self._tell_coordinator(request, now))
 
     def _on_tick(self, now: float) -> tuple[Effect, ...]:
-        effects = list(self._tell_coordinator(stop.Tick(), now))
+        effects = [*self._tell_coordinator(stop.Tick(), now), *self._tell_each(self._rescues.tick(now))]
         if self._wanted is not None and now >= self._retry_at:
             effects += self._want(self._wanted, now)
         return (*effects, *self._judge(now))
@@ -258,7 +287,7 @@ class Job:
         if attempt <= self._attempt:
             return ()
         self._attempt, self._ranks, self._coordinator = attempt, {}, None
-        self._losses, self._failures = LossWatch(), FailureWatch()
+        self._losses, self._failures, self._rescues, self._first = LossWatch(), FailureWatch(), self._new_rescues(), None
         self._wanted, self._order_open, self._last_closed = None, False, None
         self._casebook.begin_attempt(attempt)
         return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {attempt}"),)
@@ -267,6 +296,21 @@ class Job:
         if rank not in self._ranks:
             self._ranks[rank] = RankState(rank=rank, node=node, pid=pid)
         return self._ranks[rank]
+
+    # The rescue of the others, once a rank has failed
+
+    def _new_rescues(self) -> Rescues:
+        return Rescues(checkpoints_dir=f"{self._run_dir}/checkpoints", grace_s=self._grace_s, allowed=self.policy != "observe")
+
+    def _rescue(self, rank: int, reason: str, now: float, *, victim: bool = False) -> Iterable[Effect]:
+        if self._coordinator is None:
+            return ()
+        generation = self._coordinator.next_generation()
+        failed = RankFailed(rank=rank, reason=f"rank {rank}: {reason}", generation=generation, victim=victim)
+        return self._tell_each(self._rescues.failed(failed, now))
+
+    def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
+        return [effect for tell in told for effect in self._send(tell)]
 
     # The coordinator
 
@@ -356,18 +400,26 @@ class Job:
         return [effect for effect in self._tell_coordinator(request, now) if not isinstance(effect, Refused)]
 
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
-        all_ended = at_end or all(rank.exited for rank in self._ranks.values())
-        failures = self._failures.verdict(now=now, all_ended=all_ended)
-        if failures is None:
-            return ()
-        changed, is_new = self._casebook.failed(failures, self._ranks, now)
-        effects: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
-        if is_new:
-            rank = changed["origin"]["rank"]
-            effects.insert(
-                0, self._event(now, "incident", rank=rank, step=changed["step"], text=changed["summary"], incident=changed["id"])
-            )
+        rescue = self._rescues.ended
+        known = at_end or all(rank.exited for rank in self._ranks.values()) or (rescue is not None and self._failures.culprit_is_known)
+        first = self._failures.verdict(now=now, all_ended=known)
+        effects: list[Effect] = [] if first is None else self._name(first, now)
+        if self._first is not None and (rescue is not None or at_end):
+            changed = None if rescue is None else self._casebook.rescued(rescue)
+            effects += [WriteIncident(incident=changed, contract_of_rank=None)] if changed is not None else []
+            effects += self._tell_each(self._rescues.judged(self._first, now=now))
+            self._first = None
         return effects
+
+    def _name(self, first: FirstFailure, now: float) -> list[Effect]:
+        """The incident at once: who is on call must not wait for the others' saving."""
+        self._first = first
+        changed, is_new = self._casebook.failed(first, self._ranks, now)
+        told: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
+        if not is_new:
+            return told
+        rank = changed["origin"]["rank"]
+        return [self._event(now, "incident", rank=rank, step=changed["step"], text=changed["summary"], incident=changed["id"]), *told]
 
     def _exit_code(self) -> int | None:
         """None: the command's own code stands. A stop of ours that was completed names its code; so does a bad batch that made the command fail."""

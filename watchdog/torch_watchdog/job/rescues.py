@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog_proto.messages import RankMessage
 from torch_watchdog_proto.rescue_words import Release
 from torch_watchdog_proto.stop.coordinator import Tell
@@ -57,12 +58,13 @@ class Rescues:
     def tick(self, now: float) -> Iterable[Tell]:
         return (*self._tell(self._coordinator.handle(Tick(), now=now)), *self._due(now))
 
-    def judged(self, culprits: Iterable[int], *, kill: bool, now: float) -> Iterable[Tell]:
-        """It is known who failed first: those keepers may tell the launcher, the others a moment later."""
+    def judged(self, first: FirstFailure, *, now: float) -> Iterable[Tell]:
+        """It is known who failed first, and the others are saved: that keeper may tell the launcher, the others' a moment later."""
         if not self._allowed:
             return ()
+        culprits, kill = {end.rank for end in first.culprits}, any(end.hung for end in first.culprits)
         self._release_all_at = now + HEAD_START_S if self._release_all_at is None else self._release_all_at
-        return self._release(set(culprits), kill=kill)
+        return self._release(culprits, kill=kill)
 
     def _due(self, now: float) -> Iterable[Tell]:
         if self._release_all_at is None or now < self._release_all_at:

@@ -38,8 +38,9 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assertion:
-    """One assertion of one kernel. `position` is what the kernel's formula gives for the first line, `position_of` what it counts; None: not known. Not `exact`: that one,
-    or one that comes a stride or more after it.
+    """One assertion of one kernel. `position` is what the kernel's formula gives for the first line, `position_of` what it counts; None: not known.
+
+    Not `exact`: that one, or one that comes a stride or more after it.
     """
 
     kernel: str

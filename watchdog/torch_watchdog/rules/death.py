@@ -53,7 +53,7 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
         )  # fmt: skip
     assertion = known.read(end.log)
     if assertion is not None:
-        return _asserted(end, where, assertion)
+        return _asserted(where, assertion)
     if _OUT_OF_MEMORY.search(f"{end.text}\n{end.log}"):
         return _out_of_memory(end, where)
     if end.signal is not None:
@@ -95,7 +95,7 @@ def _desync(first: FirstFailure, where: str) -> Verdict:
     )
 
 
-def _asserted(end: RankEnd, where: str, found: Assertion) -> Verdict:
+def _asserted(where: str, found: Assertion) -> Verdict:
     return Verdict(
         kind="rank.assert",
         severity="critical",

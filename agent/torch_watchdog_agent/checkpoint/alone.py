@@ -1,0 +1,39 @@
+"""One rank writes the whole state by itself: for a rescue, where no collective can be run any more.
+
+Owns that nothing in here waits for another rank. The form is that of `dcp.py`, so `restore()` and torch read it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_watchdog_agent.checkpoint import dcp
+from torch_watchdog_agent.checkpoint.part import Moment, SavedPart
+from torch_watchdog_agent.checkpoint.peers import Peers
+from torch_watchdog_agent.checkpoint.places import beside
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.checkpoint.save import without_trace, write_left_out
+from torch_watchdog_agent.checkpoint.subjects import Subjects
+
+
+def save_alone(
+    path: Path,
+    subjects: Subjects,
+    *,
+    rank: int,
+    updates_applied: int,
+    position: LoaderPosition,
+    say: Callable[[str], None],
+    left_out: tuple[str, ...] = (),
+) -> SavedPart:
+    """Write, flush and digest everything. The caller has made sure that this rank holds all of it. Raises CheckpointError."""
+    peers = Peers(None, rank=rank, index=0, count=1)
+    moment = Moment(updates_applied=updates_applied, position=position, rng=RngState.capture(), say=say)
+    try:
+        part = without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
+        write_left_out(beside(part.path, "partial"), left_out, peers)
+        return part
+    finally:
+        moment.rng.restore()

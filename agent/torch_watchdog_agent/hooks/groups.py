@@ -1,0 +1,46 @@
+"""Process groups: which connections belong to them, and when one is torn down while an exception is in flight."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch_watchdog_agent.hooks.active import guarded, made_rank
+from torch_watchdog_agent.rescue import sockets
+
+__all__ = ["patch"]
+
+
+def patch(module: ModuleType) -> None:
+    module._new_process_group_helper = _listed(module._new_process_group_helper)  # type: ignore[attr-defined]
+    module.destroy_process_group = _noticed(module.destroy_process_group)  # type: ignore[attr-defined]
+
+
+def _listed(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        with sockets.made_here():
+            return theirs(*args, **kwargs)
+
+    return make
+
+
+def _noticed(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """`finally: destroy_process_group()` runs before anybody hears of the exception, and takes its time."""
+
+    @functools.wraps(theirs)
+    def destroy(*args: Any, **kwargs: Any) -> Any:
+        _in_flight()
+        return theirs(*args, **kwargs)
+
+    return destroy
+
+
+@guarded("groups")
+def _in_flight() -> None:
+    error, here = sys.exception(), made_rank()
+    if error is not None and here is not None:
+        here.rescuer.noticed(error)

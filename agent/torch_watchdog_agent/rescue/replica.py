@@ -1,0 +1,52 @@
+"""Does this rank hold the whole training state? Said of one moment, without a collective.
+
+Owns the rule: only what is known to be the same on every rank may be saved by one of them. Everything else is a part, with the reason in words.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_proto.rescue_words import Holds
+
+__all__ = ["holdings", "wrapped"]
+
+_SHARDED_OPTIMIZERS = frozenset({"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "DeepSpeedZeroOptimizer"})
+_replicated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # DistributedDataParallel -> over how many ranks
+
+
+def wrapped(model: Any) -> None:
+    """A DistributedDataParallel was made. Its group may be destroyed by the time that its size is asked for."""
+    _replicated[model] = int(model.process_group.size())
+
+
+def holdings(state: TrainingState, *, world_size: int) -> tuple[Holds, str]:
+    """Whether the whole of `state` is here, and if not why."""
+    if not state.optimizers or not state.models:
+        return "nothing", "no optimizer that a checkpoint of ours can hold was seen"
+    parameters = [param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"]]
+    sharded = _why_sharded(state, parameters)
+    if sharded:
+        return "part", sharded
+    replicas = [model for model, size in _replicated.items() if size == world_size]
+    covered = {id(param) for model in replicas for param in model.parameters()}
+    if all(id(param) in covered for param in parameters):
+        return "all", ""
+    return "part", "not every parameter is in a DistributedDataParallel over all ranks, so no rank is known to hold the whole state"
+
+
+def _why_sharded(state: TrainingState, parameters: list[Any]) -> str:
+    names = {type(optimizer).__name__ for optimizer in state.optimizers}
+    if names & _SHARDED_OPTIMIZERS:
+        return f"{sorted(names & _SHARDED_OPTIMIZERS)[0]} spreads its state over the ranks"
+    if any(hasattr(param, "to_local") and not all(place.is_replicate() for place in param.placements) for param in parameters):
+        return "FSDP (or tensor parallelism) shards the parameters: the failed rank's shard is gone"
+    if any(_is_fsdp1(module) for model in state.models for module in model.modules()):
+        return "FSDP shards the parameters: the failed rank's shard is gone"
+    return ""
+
+
+def _is_fsdp1(module: Any) -> bool:
+    return type(module).__name__ == "FullyShardedDataParallel"

@@ -1,0 +1,241 @@
+"""The rank's half of a rescue: no update any more, come free, say what is held, save it where asked to, and only then end.
+
+The control thread brings orders; a thread of its own, which exists only once a rank has failed, does the work; the training thread tells how far it is
+(`at_boundary`, `at_hand_over`, `at_gate`, `after_gate`) and stands still when it comes to the next of these places, or to its own end. The rule over
+all: a state that a half step may have touched is never called whole.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch_watchdog_agent.rescue.words import words_of
+from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
+from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Holds, Release, Rescue
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.rank import Rank
+
+__all__ = ["Rescuer"]
+
+# Before the first update; between two windows; from a window's first batch to its gate; in the update; from there to the next fetch.
+Phase: TypeAlias = Literal["start", "boundary", "window", "update", "after"]
+WORD_TIMEOUT_S = 5.0  # for the daemon's word to a rank that raises: where none comes it ends as it would have without us
+SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
+
+
+class Rescuer:
+    """One rank's part. `leave` tells the keeper that this end is ours."""
+
+    def __init__(self, rank: Rank, *, leave: Callable[[], None]) -> None:
+        self._rank, self._announce_leave = rank, leave
+        self._changed = threading.Condition()
+        self._phase: Phase = "start"
+        self._steps_in_window = self._steps_in_last_window = 0
+        self._free: Free | None = None
+        self._words: deque[Order] = deque()
+        self._asked = self._standing = self._over = False
+        self._first_seen: tuple[int, int] | None = None  # id of an exception in flight, and when it was noticed
+
+    # The training thread
+
+    def at_boundary(self, *, in_window: bool) -> None:
+        """Before a fetch. May raise SystemExit, as every place where a rank stands still."""
+        self._come_to("window" if in_window else "boundary")
+
+    def at_hand_over(self, *, evaluation: bool) -> None:
+        """A batch is about to be used."""
+        if not evaluation and self._phase != "window":
+            if self._steps_in_window:
+                self._steps_in_last_window, self._steps_in_window = self._steps_in_window, 0
+            self._come_to("window")
+
+    def at_gate(self) -> None:
+        """The update may follow: from here on the state is in flux."""
+        self._come_to("update")
+        self._steps_in_window += 1
+
+    def after_gate(self) -> None:
+        """The update has been applied, or left out."""
+        with self._changed:
+            self._phase = "after"
+            self._changed.notify_all()
+
+    def _come_to(self, phase: Phase) -> None:
+        with self._changed:
+            if self._free is None:
+                self._phase = phase
+                return
+        self._stand()
+        self._leave()
+
+    def _stand(self) -> None:
+        """Until the rescue is over for this rank."""
+        with self._changed:
+            self._standing = True
+            self._changed.notify_all()
+            while self._free is not None and not self._over:
+                self._changed.wait(1.0)
+
+    def _leave(self) -> None:
+        rank, free = self._rank, self._free
+        if free is None:
+            return
+        rank.history.flush(ending=True)
+        rank.tell(Left(rank=rank.identity.rank, generation=free.generation, updates_applied=rank.loop.updates_applied))
+        self._announce_leave()
+        raise SystemExit(free.exit_code)
+
+    # The end of this rank's own program
+
+    def noticed(self, error: BaseException) -> None:
+        """An exception is in flight, and a process group is about to be torn down because of it: remember when that was."""
+        if self._first_seen is None or self._first_seen[0] != id(error):
+            self._first_seen = (id(error), time.time_ns())
+
+    def failed(self, error: BaseException) -> None:
+        """An exception leaves the training: tell it."""
+        rank, words = self._rank, words_of(error)
+        seen = self._first_seen
+        time_ns = seen[1] if seen is not None and seen[0] == id(error) else time.time_ns()
+        loop, in_window = rank.loop, rank.loop.is_open(rank.loop.step)
+        message = Failed(
+            rank=rank.identity.rank, step=loop.step + (not in_window and loop.updates_applied > 0), between=not in_window, time_ns=time_ns,
+            updates_applied=loop.updates_applied, text=words.text, chain=words.chain, where=words.where,
+        )  # fmt: skip
+        with self._changed:
+            self._asked = rank.config.policy != "observe" and rank.identity.world_size > 1
+        if not rank.tell(message):
+            self._asked = False
+
+    def await_word(self) -> None:
+        """After the rank's last exception was shown: a healthy state must not go before it is saved."""
+        deadline = time.monotonic() + WORD_TIMEOUT_S
+        with self._changed:
+            while self._asked and self._free is None and not self._over and time.monotonic() < deadline:
+                self._changed.wait(0.5)
+        self._stand()
+
+    def lost(self) -> None:
+        """Nobody will say anything any more."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    # The control thread
+
+    def takes(self, order: Order) -> bool:
+        """True where the order was a rescue's."""
+        with self._changed:
+            if isinstance(order, Free):
+                self._begin(order)
+            elif isinstance(order, Release):
+                pass  # the keeper's
+            elif self._free is not None and order.generation == self._free.generation:
+                self._words.append(order)
+            elif isinstance(order, Leave) and self._asked and self._free is None:
+                self._over = True
+            else:
+                return False
+            self._changed.notify_all()
+            return True
+
+    def _begin(self, free: Free) -> None:
+        if self._free is None and not self._over:
+            self._free = free
+            threading.Thread(target=self._run, args=(free,), name="torch-watchdog-rescue", daemon=True).start()
+
+    # The rescue's own thread
+
+    def _run(self, free: Free) -> None:
+        try:
+            self._rescue(free)
+        except BaseException as error:  # noqa: BLE001  whatever it is: the training thread must not stand for ever
+            self._rank.say(f"this rank's part of the rescue has failed ({type(error).__name__}: {error})")
+        finally:
+            self.lost()
+
+    def _rescue(self, free: Free) -> None:
+        from torch_watchdog_agent.rescue import sockets
+
+        rank = self._rank
+        rank.say(f"another rank has failed ({free.reason}): this one applies no update any more")
+        kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
+        self._let_the_update_end()
+        sockets.shut_down_all()
+        self._settle()
+        holds, why = self._holdings(kept)
+        rank.tell(self._freed(free, holds, why))
+        self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+
+    def _let_the_update_end(self) -> None:
+        """Nothing is broken from outside in the middle of an update: some need a collective (ZeRO), and all end by themselves."""
+        with self._changed:
+            self._until(lambda: self._phase != "update" or self._standing)
+
+    def _settle(self) -> None:
+        """Between an update and the next fetch a loop steps its scheduler and more: let it come to a place where all that is done."""
+        with self._changed:
+            self._until(lambda: self._phase not in ("update", "after") or self._standing)
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while not true() and time.monotonic() < deadline:
+            self._changed.wait(0.2)
+
+    def _holdings(self, state: Any) -> tuple[Holds, str]:
+        from torch_watchdog_agent.rescue.replica import holdings
+
+        with self._changed:
+            if self._phase == "update":
+                return "nothing", "its update was under way, and a half step is never saved"
+            if self._phase == "after" and self._steps_in_window < self._steps_in_last_window:
+                return "nothing", "not all optimizers of its step had stepped, and a half step is never saved"
+        if not self._rank.loop.updates_applied:
+            return "nothing", "no update had been applied yet"
+        return holdings(state, world_size=self._rank.identity.world_size)
+
+    def _freed(self, free: Free, holds: Holds, why: str) -> Freed:
+        from torch_watchdog_agent.checkpoint.manifest import newest_committed
+
+        rank = self._rank
+        newest = newest_committed(Path(rank.config.run_dir) / "checkpoints")
+        return Freed(
+            rank=rank.identity.rank, generation=free.generation, updates_applied=rank.loop.updates_applied, holds=holds, why=why,
+            newest=str(newest or rank.config.resume or ""),
+        )  # fmt: skip
+
+    def _obey(self, free: Free, *, deadline: float) -> None:
+        """What the daemon says, until it says Leave."""
+        saved: Saved | None = None
+        while (order := self._next_word(deadline)) is not None:
+            match order:
+                case Rescue():
+                    saved = self._save(order)
+                    self._rank.tell(saved)
+                case WriteCommitted() if saved is not None:
+                    self._rank.tell(self._seal(order, saved))
+                case _:
+                    return
+        self._rank.say(f"no word on the rescue within {free.grace_s:g} s: this rank ends")
+
+    def _next_word(self, deadline: float) -> Order | None:
+        with self._changed:
+            while not self._words and not self._over and time.monotonic() < deadline:
+                self._changed.wait(1.0)
+            return self._words.popleft() if self._words else None
+
+    def _save(self, order: Rescue) -> Saved:
+        from torch_watchdog_agent.rescue.saving import save
+
+        return save(self._rank, order, in_window=self._phase == "window")
+
+    def _seal(self, order: WriteCommitted, saved: Saved) -> Committed:
+        rank = self._rank
+        commit = Commit(generation=order.generation, path=saved.path)
+        return rank.saver.seal(commit, order, Path(saved.path))

@@ -1,0 +1,49 @@
+"""The save of a rescue: the whole state by one rank, as it was after the last update that was applied.
+
+Owns what "as it was" means where a step had begun: buffers, schedulers and generators of the window's start, and the place in the data before it.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_watchdog_proto.messages import Saved
+from torch_watchdog_proto.rescue_words import Rescue
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.position import LoaderPosition
+    from torch_watchdog_agent.rank import Rank
+
+__all__ = ["save"]
+
+
+def save(rank: Rank, order: Rescue, *, in_window: bool) -> Saved:
+    """Writes and digests; what fails becomes the answer's error."""
+    from torch_watchdog_agent.checkpoint.alone import save_alone
+
+    try:
+        with rank.window.rewound() if in_window else nullcontext():
+            part = save_alone(
+                Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=rank.loop.updates_applied,
+                position=_position(rank, in_window=in_window), say=rank.say, left_out=rank.quarantine.lines(),
+            )  # fmt: skip
+    except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
+        return _saved(rank, order, error=f"{type(error).__name__}: {error}"[:500])
+    return _saved(rank, order, finite=part.finite, files=part.files, format=part.format)
+
+
+def _position(rank: Rank, *, in_window: bool) -> LoaderPosition:
+    """The batches of the step that was not applied come again."""
+    from torch_watchdog_agent.hooks.tracks import training_position
+
+    position = training_position()
+    return replace(position, batches=max(0, position.batches - rank.loop.trained_on)) if in_window else position
+
+
+def _saved(rank: Rank, order: Rescue, **fields: Any) -> Saved:
+    return Saved(
+        rank=rank.identity.rank, generation=order.generation, updates_applied=rank.loop.updates_applied, path=order.path, **fields
+    )  # fmt: skip

@@ -1,0 +1,56 @@
+"""What an exception says of a failure: which of its chain was the failure, and where in the user's code it arose.
+
+Owns that judgement over one exception object; knows no rank, no socket and no torch.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+
+__all__ = ["Words", "words_of"]
+
+MAX_CHAIN = 12
+MAX_TEXT = 500
+# Raised to be caught: a failure that comes while one of these is handled is the first, not the second.
+_BENIGN = (StopIteration, StopAsyncIteration, GeneratorExit, KeyError, AttributeError, IndexError, ImportError, FileNotFoundError)
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+class Words:
+    """`text`: the exception that was the failure; `chain`: it and those that followed from it; `where`: `file:line` of the user's code."""
+
+    __slots__ = ("chain", "text", "where")
+
+    def __init__(self, errors: list[BaseException]) -> None:
+        self.chain = tuple(_line(error) for error in errors)
+        self.text, self.where = self.chain[0], _where(errors[0])
+
+
+def words_of(error: BaseException) -> Words:
+    """The first failure is the innermost: what is raised while another is handled, or in a `finally`, follows from that one."""
+    errors, current = [error], _behind(error)
+    while current is not None and current not in errors and len(errors) < MAX_CHAIN:
+        errors.insert(0, current)
+        current = _behind(current)
+    return Words(errors)
+
+
+def _behind(error: BaseException) -> BaseException | None:
+    if error.__cause__ is not None:
+        return error.__cause__
+    context = error.__context__
+    return None if isinstance(context, _BENIGN) else context
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:MAX_TEXT].rstrip(": ")
+
+
+def _where(error: BaseException) -> str:
+    """The innermost frame that is not of an installed library; the innermost of all where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_INSTALLED, "<"))]
+    last = next(iter(reversed(own or frames)), None)
+    return "" if last is None else f"{last.filename}:{last.lineno}"

@@ -1,0 +1,188 @@
+"""A training in which one rank fails in a given way; each rank writes what its state was after every update.
+
+Knows nothing of the watchdog. With --check it loads a checkpoint into the same model and prints its digest, in the words of the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from train import CLASSES, Net, digest, say
+
+
+class Rows(Dataset):
+    """Sample i from its own generator, so that every run sees the same data."""
+
+    def __init__(self, stall: int | None) -> None:
+        self.stall = stall
+
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = torch.Generator().manual_seed(index)
+        return torch.randint(0, 40, (6,), generator=rng), torch.tensor(index % CLASSES)
+
+
+class Shaped(nn.Module):
+    """The net of the other tests, fed with one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.net(ids)
+
+
+def fail(how: str) -> None:
+    if how == "raise":
+        raise ValueError("a fault of the script's own")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit3":
+        sys.exit(3)
+    if how == "segv":
+        ctypes.string_at(0)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while how == "loop":
+        pass
+    if how == "sleep":
+        time.sleep(3600)
+
+
+def batches(args: argparse.Namespace, rank: int, loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for epoch in range(100):
+        loader.sampler.set_epoch(epoch)
+        yield from loader
+
+
+def wait_elsewhere(how: str, group: object) -> None:
+    """Where the healthy ranks wait, besides a gradient's collective."""
+    if how == "barrier":
+        dist.barrier()
+    elif how == "all_reduce":
+        dist.all_reduce(torch.ones(1))
+    elif how == "group":
+        dist.barrier(group=group)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--rank", type=int, default=1)
+    parser.add_argument("--at", type=int, default=5)
+    parser.add_argument("--both", action="store_true", help="all ranks fail")
+    parser.add_argument("--place", default="forward", choices=["forward", "after", "step"])
+    parser.add_argument("--wait", default="", choices=["", "barrier", "all_reduce", "group"])
+    parser.add_argument("--teardown", type=float, default=None, help="destroy the process group in a finally, after so many seconds")
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--fewer", type=int, default=0, help="the failing rank has so many steps less")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--attempts", type=int, default=1, help="fail only in attempts before this one")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
+    parser.add_argument("--check")
+    return parser.parse_args()
+
+
+def build(args: argparse.Namespace) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(7)
+    plain = Shaped()
+    model: nn.Module = plain
+    if args.fsdp:
+        from torch.distributed._composable.fsdp import fully_shard
+
+        fully_shard(model)
+    elif dist.is_initialized():
+        model = DistributedDataParallel(plain)
+    return plain, model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def check(args: argparse.Namespace) -> None:
+    import torch_watchdog_agent
+
+    plain, _, optimizer = build(args)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+    resumed = torch_watchdog_agent.restore(model=plain, optimizer=optimizer, scheduler=scheduler, path=args.check)
+    print(resumed.step, digest(plain, optimizer), scheduler.last_epoch)
+
+
+def train(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    plain, model, optimizer = build(args)
+    other = dist.new_group([0, 1]) if args.wait == "group" else None
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+    rows = Rows(None)
+    loader = DataLoader(rows, batch_size=3, sampler=DistributedSampler(rows), num_workers=args.workers)
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    failing = args.fault and (rank == args.rank or args.both) and attempt + 1 <= args.attempts
+    steps = args.steps - (args.fewer if rank == args.rank else 0)
+    if args.place == "step" and failing:
+        theirs, count = optimizer.step, iter(range(10**9))
+        optimizer.step = lambda: (fail(args.fault) if next(count) == args.at else None, theirs())  # type: ignore[method-assign]
+    trail = Path(f"trail-{attempt}-{rank}").open("w")  # noqa: SIM115 - as long as the process lives
+    try:
+        for step, (ids, labels) in enumerate(batches(args, rank, loader)):
+            if step == steps:
+                break
+            if step == args.at:
+                print(f"rank {rank} fault {time.time():.3f}", flush=True)
+            if failing and step == args.at and args.place == "forward":
+                fail(args.fault)
+            loss = nn.functional.cross_entropy(model(ids), labels)
+            loss.backward()
+            optimizer.step()
+            if failing and step == args.at and args.place == "after":
+                fail(args.fault)
+            scheduler.step()
+            optimizer.zero_grad()
+            wait_elsewhere(args.wait, other)
+            if not args.fsdp:
+                trail.write(f"{step + 1} {digest(plain, optimizer)} {scheduler.last_epoch}\n")
+                trail.flush()
+            time.sleep(args.pause)
+    except BaseException:
+        print(f"rank {rank} free {time.time():.3f}", flush=True)
+        raise
+    finally:
+        if args.teardown is not None:
+            if rank == args.rank:
+                time.sleep(args.teardown)
+            dist.destroy_process_group()
+    say(f"rank {rank} done {step}")
+    if args.teardown is None:
+        dist.barrier()
+        dist.destroy_process_group()
+        time.sleep(0.5)
+
+
+@record
+def recorded(args: argparse.Namespace) -> None:
+    train(args)
+
+
+if __name__ == "__main__":
+    given = arguments()
+    if given.check:
+        check(given)
+    elif os.environ.get("RECORD"):
+        recorded(given)
+    else:
+        train(given)
