@@ -13,7 +13,7 @@ import torch
 
 from torch_watchdog_agent.contract.bounds import BIG, Range
 from torch_watchdog_agent.contract.causes import explained
-from torch_watchdog_agent.contract.facts import Facts
+from torch_watchdog_agent.contract.facts import Facts, tokenizer_sizes
 from torch_watchdog_agent.contract.findings import Oddity
 from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.kinds import copies, counted, ctc_frames_needed
@@ -59,7 +59,10 @@ def violation_of(finding: Finding, origin: Origin, resolve: Resolve, others: Seq
 
 
 def _completed(kind: str, fact: BatchFact, bound: BoundFact | None, origin: Origin, rule: Rule | None) -> Violation:
-    explanation = explained(Facts(kind=kind, fact=fact, bound=bound, leaves=origin.leaves, rule=rule))
+    facts = Facts(
+        kind=kind, fact=fact, bound=bound, leaves=origin.leaves, rule=rule, past=origin.past.get(fact.key), tokenizer_sizes=tokenizer_sizes
+    )
+    explanation = explained(facts)
     return Violation(
         kind=kind,
         summary=explanation.summary,

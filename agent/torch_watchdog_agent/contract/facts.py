@@ -1,17 +1,32 @@
-"""What is known about one violation, and the line that says it. Pure; the causes are in causes.py."""
+"""What is known about one violation, and the line that says it; the causes are in causes.py.
+
+Owns the evidence: what the tensor holds, what the batches before held, and the tokenizers of this process. Works after a failure only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_watchdog_agent.checkpoint.living import instances
+from torch_watchdog_agent.contract.findings import Past
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_proto.messages import BatchFact, BoundFact
 
-__all__ = ["Facts", "needed_dtype", "range_words", "summary"]
+__all__ = ["Facts", "needed_dtype", "range_words", "summary", "tokenizer_sizes"]
+
+MANY = 1000  # one bad value in so many is a lone one
+
+
+@functools.cache
+def tokenizer_sizes() -> tuple[int, ...]:
+    """Sizes of the tokenizers that live in this process: what the first failure finds counts."""
+    found = instances("transformers.tokenization_utils_base", "PreTrainedTokenizerBase")
+    return tuple(sorted({len(one) for one in found}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +38,8 @@ class Facts:
     bound: BoundFact | None
     leaves: Mapping[str, torch.Tensor]
     rule: Rule | None
+    past: Past | None = None
+    tokenizer_sizes: Callable[[], tuple[int, ...]] = tuple
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -58,6 +75,38 @@ class Facts:
     def needed(self) -> int:
         """Rows that would hold the largest value in the tensor."""
         return int(self.tensor.max()) + 1
+
+    @property
+    def outside(self) -> int:
+        """How many values of the tensor are past either end of the range."""
+        bound = self.bound
+        if bound is None or not isinstance(bound.low, int):
+            return 0
+        bad = self.tensor < bound.low
+        if isinstance(bound.high, int):
+            bad |= self.tensor > bound.high
+        for ignored in bound.ignored:
+            bad &= self.tensor != ignored
+        return int(bad.sum())
+
+    @property
+    def lone(self) -> bool:
+        """Hardly a value of this batch is bad, and none was in the batches before."""
+        return self.past is not None and self.past.batches > 1 and self.outside <= max(1, self.tensor.numel() // MANY)
+
+    @property
+    def evidence(self) -> str:
+        """How many values are bad, and what the batches before had."""
+        count = self.outside
+        told = (
+            f"{count} of {self.tensor.numel()} values {'is' if count == 1 else 'are'} outside {range_words(self.bound)}"
+            if self.bound
+            else ""
+        )
+        if self.past is not None:
+            before = "the batch before" if self.past.batches == 1 else f"the {self.past.batches} batches before"
+            told += f"; {before} held values {self.past.low}..{self.past.high}"
+        return told
 
     def bad_cells(self) -> torch.Tensor:
         """Cells of the tensor that hold the offending value."""

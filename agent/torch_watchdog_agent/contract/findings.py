@@ -12,7 +12,7 @@ import torch
 
 from torch_watchdog_agent.contract.check import Extremes
 
-__all__ = ["Oddity", "Seen"]
+__all__ = ["Oddity", "Past", "Seen"]
 
 OUTLIER_FACTOR = 10
 OUTLIER_AFTER_BATCHES = 10
@@ -29,12 +29,27 @@ class Oddity:
     largest: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What the batches before held of one integer tensor: how many they were, and the extremes of all of them."""
+
+    batches: int
+    low: int
+    high: int
+
+
 @dataclass(slots=True)
 class _Known:
     dtypes: set[torch.dtype] = field(default_factory=set)
     devices: set[torch.device] = field(default_factory=set)
     largest: int = 0
     not_finite: bool = False
+    low: int | None = None  # of integers
+    high: int = 0
+
+    def holds(self, seen: Extremes) -> bool:
+        """Whether these integers lie between the extremes so far."""
+        return type(seen.low) is not int or (self.low is not None and self.low <= seen.low and seen.high <= self.high)
 
 
 @dataclass(slots=True)
@@ -52,7 +67,7 @@ class Seen:
         known = self._known.get(key)
         if known is None or tensor.dtype not in known.dtypes or tensor.device not in known.devices:
             return False
-        return tensor.numel() <= known.largest and (seen.finite or known.not_finite)
+        return tensor.numel() <= known.largest and known.holds(seen) and (seen.finite or known.not_finite)
 
     def oddities(self, news: Sequence[str], leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[Oddity]:
         """What is odd about these tensors; nothing about one that was never seen."""
@@ -62,6 +77,11 @@ class Seen:
             if known is not None:
                 found += _odd(key, leaves[key], seen[key], known, self.batches)
         return found
+
+    def past_of(self, key: str) -> Past | None:
+        """None where nothing was seen of it, or no integers."""
+        known = self._known.get(key)
+        return None if known is None or known.low is None else Past(batches=self.batches, low=known.low, high=known.high)
 
     def dtype_of(self, key: str) -> torch.dtype | None:
         """The one dtype that this tensor always had."""
@@ -81,6 +101,9 @@ class Seen:
             known.devices.add(tensor.device)
             known.largest = max(known.largest, tensor.numel())
             known.not_finite |= not seen[key].finite
+            if type(seen[key].low) is int:
+                known.high = seen[key].high if known.low is None else max(known.high, seen[key].high)
+                known.low = seen[key].low if known.low is None else min(known.low, seen[key].low)
 
 
 def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known, batches: int) -> list[Oddity]:

@@ -168,6 +168,10 @@ class Guard:
         seen = {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
         findings, failed = plan.findings(leaves, seen)
         news = self._seen.news(leaves, seen)
+        for key in news:
+            past = self._seen.past_of(key)
+            if past is not None:
+                origin.past.setdefault(key, past)  # judged again, the batch itself is part of the past
         oddities = self._seen.oddities(news, leaves, seen)
         violation, warnings = verdict(self._contract, findings, oddities, origin) if findings or oddities else (None, ())
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED

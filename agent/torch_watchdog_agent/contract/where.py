@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from torch_watchdog_agent.contract.findings import Past
 from torch_watchdog_proto.messages import Sample
 
 __all__ = ["Origin", "flat_to_element", "lengths_of", "value_at"]
@@ -16,11 +17,12 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a batch came from: the sampler's indices, the worker, its tensors."""
+    """Where a batch came from: the sampler's indices, the worker, its tensors. `past`: what was seen before of tensors that are not as they were."""
 
     leaves: Mapping[str, torch.Tensor]
     indices: Sequence[int | None] | None
     worker: int | None
+    past: dict[str, Past] = field(default_factory=dict)
 
     def sample(self, key: str, element: tuple[int, ...] | None) -> Sample | None:
         """The sample that an element of a tensor belongs to."""

@@ -282,6 +282,34 @@ def test_the_first_rank_with_a_nan_loss_is_named_though_another_reported_first()
     assert orders(effects) == [(0, m.Prepare), (1, m.Prepare)]
 
 
+def test_a_loss_that_is_nan_on_every_rank_at_once_blames_none_of_them() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(steps(0, 0, [1.0, math.nan]), steps(1, 0, [1.0, math.nan]))
+    (incident,) = run.incidents
+    assert (incident["origin"]["rank"], incident["step"], incident["ranks_affected"]) == (None, 1, [0, 1])
+    assert "before any other" not in incident["cause"]
+    assert "every rank" in incident["cause"]
+    run.say(overflow(1))
+    assert run.incidents[0]["cause"] == "up overflows float16"
+
+
+def test_losses_that_go_wrong_together_on_some_ranks_are_named_together() -> None:
+    run = Run()
+    run.hello(0, 1, 2)
+    run.report(steps(2, 0, [math.nan]), steps(0, 0, [math.nan]), steps(1, 0, [1.0]))
+    (incident,) = run.incidents
+    assert (incident["origin"]["rank"], incident["ranks_affected"]) == (0, [1, 2])
+    assert "ranks 0 and 2 were not finite at step 0, the others' were" in incident["cause"]
+
+
+def test_the_only_rank_of_a_job_is_named_for_its_loss() -> None:
+    run = Run()
+    run.hello(0)
+    run.report(steps(0, 0, [math.nan]))
+    assert [incident["origin"]["rank"] for incident in run.incidents] == [0]
+
+
 def test_a_diverged_training_stops_with_70_and_saves_nothing() -> None:
     run = Run()
     run.hello(0, 1)

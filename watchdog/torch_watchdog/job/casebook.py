@@ -14,7 +14,7 @@ from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, judge
-from torch_watchdog.rules.loss import NotFinite, reason_of
+from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
 from torch_watchdog_proto.stop.coordinator import Closed, Found, Opened
 from torch_watchdog_proto.stop.rescue import Ended
@@ -75,7 +75,8 @@ class Casebook:
     def _traced_back(self, found: Found) -> Incident | None:
         """Where in the model a loss that is not finite began: no incident of its own, but the cause of that rank's loss.not_finite."""
         self._inside[found.rank] = found.violation
-        of_rank = (known for known in self._of_attempt() if known["kind"] == "loss.not_finite" and known["origin"]["rank"] == found.rank)
+        origins = (found.rank, None)  # None: every rank's
+        of_rank = (known for known in self._of_attempt() if known["kind"] == "loss.not_finite" and known["origin"]["rank"] in origins)
         known = next(of_rank, None)
         return None if known is None else self._keep(build.with_cause_inside(known, found.violation))
 
@@ -94,19 +95,16 @@ class Casebook:
         owners = self._of_order.pop(closed.generation, [])
         return [self._keep(build.closed(self._incidents[owner], closed)) for owner in owners]
 
-    def diverged(self, first: NotFinite, ranks: Ranks, now: float, *, policy: str) -> Incident:
+    def diverged(self, found: Divergence, ranks: Ranks, now: float, *, policy: str) -> Incident:
         """The first loss that is no number."""
-        others = [rank for rank in ranks if rank != first.rank]
-        action = "observe" if policy == "observe" else "stop"
-        place = self._place(now, ranks, first.rank, step=first.step, micro_step=first.micro_step, affected=others, policy=action)
-        made = build.incident(
-            place, kind="loss.not_finite", severity="critical", summary=reason_of(first),
-            cause=f"the loss of rank {first.rank} was {first.loss} at step {first.step}, before any other rank's: the all-reduce then spreads it",
-            fix="look at that rank's batch and at the step before (learning rate, gradient norm, mixed precision); "
-            "resume from the newest checkpoint that is finite",
+        others = [rank for rank in ranks if rank != found.origin]
+        place = self._place(
+            now, ranks, found.origin, step=found.first.step, micro_step=found.first.micro_step, affected=others,
+            policy="observe" if policy == "observe" else "stop",
         )  # fmt: skip
+        made = build.incident(place, kind="loss.not_finite", severity="critical", summary=found.summary, cause=found.cause, fix=found.fix)
         self._waiting.append(made["id"])
-        inside = self._inside.get(first.rank)
+        inside = next((self._inside[rank] for rank in found.ranks if rank in self._inside), None)
         return self._keep(made if inside is None else build.with_cause_inside(made, inside))
 
     def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:

@@ -377,12 +377,12 @@ class Job:
         return (*self._judge_losses(now, at_end), *self._judge_failures(now, at_end))
 
     def _judge_losses(self, now: float, at_end: bool) -> Iterable[Effect]:
-        first = self._losses.verdict((rank.seen_step for rank in self._ranks.values()), now=now, at_end=at_end)
-        if first is None:
+        diverged = self._losses.verdict({number: rank.seen_step for number, rank in self._ranks.items()}, now=now, at_end=at_end)
+        if diverged is None:
             return ()
-        found = self._casebook.diverged(first, self._ranks, now, policy=self.policy)
+        found = self._casebook.diverged(diverged, self._ranks, now, policy=self.policy)
         effects: list[Effect] = [
-            self._event(now, "incident", rank=first.rank, step=first.step, text=found["summary"], incident=found["id"]),
+            self._event(now, "incident", rank=diverged.origin, step=found["step"], text=found["summary"], incident=found["id"]),
             WriteIncident(incident=found, contract_of_rank=None),
         ]
         if self.policy != "observe" and not at_end:

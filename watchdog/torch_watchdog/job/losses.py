@@ -5,9 +5,9 @@ Owns what was reported of one attempt; the judgement is `rules/loss.py`. Fires o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from torch_watchdog.rules.loss import PATIENCE_S, NotFinite, first_of, not_finite
+from torch_watchdog.rules.loss import PATIENCE_S, Divergence, NotFinite, first_of, not_finite
 from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["LossWatch"]
@@ -32,10 +32,10 @@ class LossWatch:
             self._found.append(min(found))
             self._since = now if self._since is None else self._since
 
-    def verdict(self, seen_steps: Iterable[int | None], *, now: float, at_end: bool) -> NotFinite | None:
-        """The first, once; None while an earlier one may still be reported."""
+    def verdict(self, seen_steps: Mapping[int, int | None], *, now: float, at_end: bool) -> Divergence | None:
+        """The first, once; None while an earlier one may still be reported. `seen_steps`: how far each rank has reported."""
         if self._since is None or self._fired:
             return None
-        first = first_of(self._found, seen_steps=() if at_end else seen_steps, waited_s=now - self._since)
+        first = first_of(self._found, seen_steps=seen_steps, waited_s=PATIENCE_S if at_end else now - self._since)
         self._fired = first is not None
         return first

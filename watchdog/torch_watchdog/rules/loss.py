@@ -6,12 +6,12 @@ Pure: losses as ranks reported them in, a finding with its reason out. Knows not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_watchdog_proto.messages import StepBlock
 
-__all__ = ["NotFinite", "first_of", "not_finite", "reason_of"]
+__all__ = ["Divergence", "NotFinite", "first_of", "not_finite"]
 
 PATIENCE_S = 2.0  # for the reports of the other ranks, which may tell of an earlier step
 
@@ -38,14 +38,57 @@ def _of_block(block: StepBlock) -> Iterable[NotFinite]:
             yield NotFinite(block.micro_of_step[row], block.micro_step[row], block.rank, loss)
 
 
-def first_of(found: Sequence[NotFinite], *, seen_steps: Iterable[int | None], waited_s: float) -> NotFinite | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first step in which a loss is no number, and whose it is there. `everywhere`: on all of several ranks, so that no single one is at fault."""
+
+    first: NotFinite
+    ranks: tuple[int, ...]
+    everywhere: bool
+
+    @property
+    def origin(self) -> int | None:
+        return None if self.everywhere else self.first.rank
+
+    @property
+    def summary(self) -> str:
+        step, loss = self.first.step, self.first.loss
+        if self.everywhere:
+            return f"step {step}: the loss is not finite on any of {len(self.ranks)} ranks ({loss} on rank {self.first.rank})"
+        more = f", and not finite on {_named(self.ranks[1:])}" if len(self.ranks) > 1 else ""
+        return f"rank {self.first.rank}, step {step}: the loss is {loss}{more}"
+
+    @property
+    def cause(self) -> str:
+        if self.everywhere:
+            return f"every rank's loss was not finite in the same step {self.first.step}: what the ranks share went wrong before, and no one rank's batch"
+        if len(self.ranks) > 1:
+            return f"the losses of {_named(self.ranks)} were not finite at step {self.first.step}, the others' were: the all-reduce then spreads it"
+        return f"the loss of rank {self.first.rank} was {self.first.loss} at step {self.first.step}, before any other rank's: the all-reduce then spreads it"
+
+    @property
+    def fix(self) -> str:
+        look = (
+            "look at the steps before (learning rate, gradient norm, mixed precision) and at what all ranks take in, such as a shared table or weight"
+            if self.everywhere
+            else "look at that rank's batch and at the step before (learning rate, gradient norm, mixed precision)"
+        )
+        return f"{look}; resume from the newest checkpoint that is finite"
+
+
+def first_of(found: Sequence[NotFinite], *, seen_steps: Mapping[int, int | None], waited_s: float) -> Divergence | None:
     """The first of all ranks, once every rank has reported that step (or has had its time to): a later report may tell of an earlier step."""
     if not found:
         return None
     first = min(found)
-    all_seen = all(step is not None and step >= first.step for step in seen_steps)
-    return first if all_seen or waited_s >= PATIENCE_S else None
+    all_seen = all(step is not None and step >= first.step for step in seen_steps.values())
+    if not all_seen and waited_s < PATIENCE_S:
+        return None
+    ranks = tuple(sorted({one.rank for one in found if one.step == first.step}))
+    return Divergence(first=first, ranks=ranks, everywhere=len(ranks) > 1 and set(ranks) >= set(seen_steps))
 
 
-def reason_of(first: NotFinite) -> str:
-    return f"rank {first.rank}, step {first.step}: the loss is {first.loss}"
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
