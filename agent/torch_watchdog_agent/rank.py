@@ -377,6 +377,8 @@ class Rank:
     def _close_window(self, number: int, *, applied: bool) -> None:
         if self.loop.gate_done(applied=applied):
             self.history.step_done(number, vetoed=not applied)
+            if self.guard.has_learned():
+                self.write_contract()
 
     # Evidence
 

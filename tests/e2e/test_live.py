@@ -65,6 +65,11 @@ def test_a_running_job_is_seen_running_with_its_ranks(running: subprocess.Popen[
     assert [job["state"] for job in ask(tmp_path, "jobs")["jobs"]] == ["running"]
 
 
+def test_the_contract_of_a_running_job_is_there_once_its_first_steps_are_done(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    learned = eventually(lambda: (found := ask(tmp_path, "contract"))["traces"] and found, "a contract")
+    assert [row["key"] for row in learned["guarded"]]
+
+
 def test_a_checkpoint_on_request_is_committed_and_the_job_goes_on(running: subprocess.Popen[str], tmp_path: Path) -> None:
     answer = ask(tmp_path, "checkpoint", "job")
     assert answer["accepted"] and answer["checkpoint"]["committed"] and answer["checkpoint"]["finite"]

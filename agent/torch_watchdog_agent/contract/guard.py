@@ -73,6 +73,7 @@ class Guard:
         self._handed: Origin | None = None  # the newest batch that the loop got
         self._off = False
         self._told_of_devices = False
+        self._told_version = 0
 
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         """Check a batch that has just left a DataLoader. Never changes it."""
@@ -115,6 +116,11 @@ class Guard:
     def model_seen(self, module: torch.nn.Module) -> None:
         """A model (wrapped or not), for the names of its modules."""
         self._guarded(lambda: self._names.learn(module), None)
+
+    def has_learned(self) -> bool:
+        """Whether the contract has changed since this was asked last."""
+        before, self._told_version = self._told_version, self._contract.version
+        return before != self._told_version
 
     def contract(self) -> dict[str, object]:
         """All that is guarded and all that is not, JSON-able."""

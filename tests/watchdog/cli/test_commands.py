@@ -200,15 +200,44 @@ def test_a_timeline_of_one_rank_shows_only_that_rank(runs: Runs, ended_job: RunD
     assert [track["rank"] for track in json.loads(runs("timeline", "train-1", "--rank", "1", "--json").stdout)["ranks"]] == [1]
 
 
+LEARNED: dict[str, Any] = {
+    "traces": 2,
+    "guarded": [
+        {
+            "key": "input_ids", "expression": "input_ids", "op": "embedding", "module": "wte", "kind": "range", "acts_alone": True,
+            "bound": {"low": 0, "high": 63, "ignored": []}, "source": "/elsewhere/train.py:7", "learned_from": "batch 1",
+        },
+        {
+            "key": "input_ids", "expression": "cumsum(input_ids != 1) + 1", "op": "embedding", "module": "positions", "kind": "range",
+            "acts_alone": False, "bound": {"low": 0, "high": 33, "ignored": []}, "source": "x.py:1", "learned_from": "batch 1",
+        },
+        {"key": "labels", "op": "cross_entropy", "kind": "some", "bound": {"low": None, "high": None, "ignored": [-100]}},
+        {"key": None, "op": "batch_norm", "kind": "spread", "bound": {"low": 2, "high": None, "ignored": []}},
+    ],
+    "opaque": [{"key": None, "op": "gather", "module": "router", "source": "x.py:9", "why": "made by the model"}],
+}  # fmt: skip
+
+
 def test_a_contract_is_shown_as_the_rank_wrote_it(runs: Runs, ended_job: RunDirectory) -> None:
-    learned = {
-        "traces": 2,
-        "guarded": [{"op": "embedding", "key": "input_ids", "bound": {"low": 0, "high": 63, "ignored": []}}],
-        "opaque": [],
-    }
-    write_json(ended_job.contract_file(0), learned)
-    assert json.loads(runs("contract", "train-1", "--json").stdout) == learned
-    assert re.search(r"input_ids +0\.\.63 +embedding", runs("contract", "train-1").stdout)
+    write_json(ended_job.contract_file(0), LEARNED)
+    assert json.loads(runs("contract", "train-1", "--json").stdout) == LEARNED
+    shown = runs("contract", "train-1").stdout
+    assert re.search(r"input_ids +0\.\.63 +embedding in wte +/elsewhere/train.py:7 +batch 1 +held\n", shown)
+    assert re.search(r"input_ids +cumsum\(input_ids != 1\) \+ 1 +0\.\.33 +embedding in positions .* confirmed\n", shown)
+    assert re.search(r"labels +not -100 everywhere", shown)
+    assert re.search(r"more than one value per channel", shown)
+    assert re.search(r"gather in router +x.py:9 +made by the model", shown)
+    assert all(re.search(rf"^{column}  ", shown, re.MULTILINE) for column in ("tensor     ", "learned from", "a bad batch "))
+
+
+def test_the_newest_jobs_contract_is_shown_where_none_is_named(runs: Runs, ended_job: RunDirectory) -> None:
+    write_json(ended_job.contract_file(0), LEARNED)
+    assert "rank 0 of job train-1" in runs("contract").stdout
+
+
+def test_a_rank_that_never_came_to_learn_anything_says_so(runs: Runs, ended_job: RunDirectory) -> None:
+    write_json(ended_job.contract_file(0), {"traces": 0, "guarded": [], "opaque": []})
+    assert runs("contract", "train-1").stdout == "job train-1 ended before anything was learned\n"
 
 
 @pytest.mark.parametrize(

@@ -1,56 +1,129 @@
-"""`watchdog contract JOB`: what a rank has learned that every batch must satisfy, and what it could not learn."""
+"""`watchdog contract [JOB]`: what a rank has learned that every batch must satisfy, and what it could not learn.
+
+Owns the words of the two tables. What the rank wrote is shown whole by --json; the tables leave out what only a program needs.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
-from torch_watchdog.cli.output import print_facts, print_json, print_table
-from torch_watchdog.cli.source import find_job
-from torch_watchdog.launch.summary import allowed_range
+from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.cli.source import JobLook, find_job
+from torch_watchdog.errors import WatchdogError
+from torch_watchdog.launch.places import here
+from torch_watchdog.launch.summary import allowed_range, as_typed
 
 __all__ = ["command"]
 
-FIRST_COLUMNS = ("key", "expression", "bound", "op", "module", "source")  # what a person looks for; the rest follows as it was written
+Row = Mapping[str, Any]
+NOTHING_LEARNED: Mapping[str, Any] = {"traces": 0, "guarded": [], "opaque": []}
+COLUMNS = {
+    "tensor": "its name in the batch",
+    "index": "how the program computes from it what it looks up; empty: the values as they are",
+    "must be": "both ends are allowed, and so are the values that a loss ignores",
+    "checked for": "the operation and the module that would fail",
+    "line": "where that is called",
+    "learned from": "the batch whose step taught it, or who declared it",
+    "a bad batch": "held: before the step begins. confirmed: the step runs with every operation watched, and the bad one is refused",
+}
 
 
 @click.command("contract", short_help="Show the bounds that batches are held to.")
-@click.argument("job")
+@click.argument("job", required=False)
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="R", help="The rank that learned it (default: 0).")
 @look_options
 @json_option
 @click.pass_context
-def command(context: click.Context, /, job: str, rank: int, as_json: bool, **_: object) -> None:
-    """Show the bounds that a job's batches are held to."""
+def command(context: click.Context, /, job: str | None, rank: int, as_json: bool, **_: object) -> None:
+    """Show the bounds that a job's batches are held to (the newest job where none is named)."""
     config = settings(context)
-    found = find_job(job, directory=config.directory, daemon=config.daemon).contract(rank)
+    look = find_job(job, directory=config.directory, daemon=config.daemon)
+    found = _learned(look, rank)
     if as_json:
         print_json(found)
+    elif not found.get("traces") and not found.get("guarded"):
+        ended = look.status().state == "ended"
+        print(
+            f"job {look.name} ended before anything was learned"
+            if ended
+            else f"no contract yet: the first steps of job {look.name} are still being learned"
+        )
     else:
-        _print_sections(found)
+        _print(found, f"rank {rank} of job {look.name}")
 
 
-def _print_sections(found: Mapping[str, Any]) -> None:
-    """Single values as facts, then each list as a table under its name: whatever the rank has written is shown."""
-    print_facts({name: value for name, value in found.items() if not isinstance(value, list)})
-    for name, entries in found.items():
-        if isinstance(entries, list):
-            print(f"\n{name}")
-            _print_entries(entries)
+def _learned(look: JobLook, rank: int) -> Mapping[str, Any]:
+    """A rank that is still in its first steps has written nothing."""
+    try:
+        return look.contract(rank)
+    except WatchdogError:
+        status = look.status()
+        if status.state == "ended" or (status.ranks and all(known.rank != rank for known in status.ranks)):
+            raise
+        return NOTHING_LEARNED
 
 
-def _print_entries(entries: Sequence[Any]) -> None:
-    rows = [entry if isinstance(entry, dict) else {"": entry} for entry in entries]
-    found = dict.fromkeys(column for row in rows for column in row)
-    columns = [*(name for name in FIRST_COLUMNS if name in found), *(name for name in found if name not in FIRST_COLUMNS)]
-    print_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows], empty="  none")
+def _print(found: Mapping[str, Any], who: str) -> None:
+    guarded: Sequence[Row] = found.get("guarded") or ()
+    opaque: Sequence[Row] = found.get("opaque") or ()
+    print(f"Learned by {who} from {found.get('traces', '?')} traced steps; every batch is held to it before the model gets it.\n")
+    print_table(tuple(COLUMNS), [_guarded(row) for row in guarded], empty="nothing is guarded")
+    print("\nNot covered: nothing is known in advance about what these get.\n" if opaque else "\nNothing that was met is left uncovered.")
+    if opaque:
+        print_table(("tensor", "index", "checked for", "line", "why not"), [_opaque(row) for row in opaque], empty="")
+    print()
+    width = max(map(len, COLUMNS))
+    for name, meaning in COLUMNS.items():
+        print(f"{name:<{width}}  {meaning}")
 
 
-def _cell(value: Any) -> Any:
-    if isinstance(value, dict) and "low" in value and "high" in value:
-        return allowed_range(value)
-    return json.dumps(value) if isinstance(value, list | dict) else value
+def _guarded(row: Row) -> tuple[object, ...]:
+    acts = row.get("acts_alone")
+    bad = "" if acts is None else "held" if acts else "confirmed"
+    return row.get("key") or "(a length)", _index(row), _must_be(row), _consumer(row), _line(row), row.get("learned_from"), bad
+
+
+def _opaque(row: Row) -> tuple[object, ...]:
+    return row.get("key") or "", _index(row), _consumer(row), _line(row), row.get("why")
+
+
+def _index(row: Row) -> str:
+    expression = row.get("expression") or ""
+    return "" if expression == row.get("key") else expression
+
+
+def _consumer(row: Row) -> str:
+    return f"{row.get('op')}" + (f" in {row['module']}" if row.get("module") else "")
+
+
+def _line(row: Row) -> str:
+    return as_typed(row.get("source") or "", here())
+
+
+def _must_be(row: Row) -> str:
+    bound = row.get("bound") or {}
+    ignored = ", ".join(map(str, bound.get("ignored") or ()))
+    match row.get("kind"):
+        case "some":
+            return f"not {ignored} everywhere"
+        case "rows":
+            return "something visible in every row"
+        case "groups":
+            return "as many in every row"
+        case "float":
+            return "a floating-point dtype"
+        case "spread":
+            return "more than one value per channel"
+        case "starts":
+            return "0 first, never less than the one before"
+        case "ctc":
+            return f"{allowed_range(bound)}, and no longer than its frames allow"
+        case "count" | "agree" | "sum" as kind:
+            what = "sum" if kind == "sum" else "count"
+            return f"{what} {bound.get('high')}" if bound.get("low") == bound.get("high") else f"{what} at most {bound.get('high')}"
+        case _:
+            return allowed_range(bound)
