@@ -23,6 +23,7 @@ PURE = (
     "watchdog/torch_watchdog/job/*.py",
     "watchdog/torch_watchdog/rules/*.py",
     "watchdog/torch_watchdog/launch/plan.py",
+    "watchdog/torch_watchdog/launch/rendezvous.py",
 )
 
 # A core computes: what it may import can neither look at a clock nor reach a file, a socket or another thread. `datetime`, `pathlib` and `signal`

@@ -114,6 +114,8 @@ def read_tell_rank(message: Any) -> envelopes.TellRank:
 
 _PLAIN: dict[type[Any], Any] = {
     messages.StepBlock: telemetry_pb2.StepBlock,
+    envelopes.JoinRequest: telemetry_pb2.JoinRequest,
+    envelopes.JoinAnswer: telemetry_pb2.JoinAnswer,
     envelopes.JobStatus: query_pb2.JobStatus,
     envelopes.OrderAnswer: query_pb2.OrderAnswer,
 }
@@ -121,7 +123,9 @@ _PLAIN_BACK = {message: cls for cls, message in _PLAIN.items()}
 
 
 @_on_malformed
-def plain_message(value: messages.StepBlock | envelopes.JobStatus | envelopes.OrderAnswer) -> Any:
+def plain_message(
+    value: messages.StepBlock | envelopes.JobStatus | envelopes.OrderAnswer | envelopes.JoinRequest | envelopes.JoinAnswer,
+) -> Any:
     """The protobuf message of the same name."""
     message = _PLAIN[type(value)]()
     write_fields(message, value)
@@ -130,7 +134,7 @@ def plain_message(value: messages.StepBlock | envelopes.JobStatus | envelopes.Or
 
 @_on_malformed
 def read_plain_message(message: Any) -> Any:
-    """StepBlock, JobStatus or OrderAnswer from the protobuf message of that name."""
+    """The dataclass from the protobuf message of that name."""
     return read_fields(_PLAIN_BACK[type(message)], message)
 
 

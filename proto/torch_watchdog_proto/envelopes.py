@@ -21,6 +21,27 @@ TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the metadata entry of every c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """A node of a launch over several nodes asks for the job that the node which hosts it has begun at this rendezvous."""
+
+    rendezvous: str
+    host: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinAnswer:
+    """What the node joins, and the name that it has there: two nodes may have one host name. `hosted_by` is the node where `run_dir` is."""
+
+    job: str
+    session: str
+    node: str
+    policy: Policy
+    run_dir: str
+    hosted_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HelloAck:
     """The daemon takes the node's reports from `next_seq` on: what is older it has."""
 

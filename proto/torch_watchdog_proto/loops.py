@@ -1,14 +1,31 @@
-"""Event loops that share a process: a word about gRPC's noise.
+"""gRPC's noise on a user's terminal: its own log, and what it lets escape where event loops share a process.
 
-Owns one exception handler for asyncio loops; standard library only.
+Owns one variable for as long as gRPC is loaded, and one exception handler for asyncio loops; standard library only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["quiet_grpc_noise"]
+__all__ = ["quiet_grpc", "quiet_grpc_noise"]
+
+_VERBOSITY = "GRPC_VERBOSITY"
+
+
+@contextlib.contextmanager
+def quiet_grpc() -> Iterator[None]:
+    """Import gRPC in here: it would tell every handshake that fails. Programs that are started later find their environment as it was."""
+    given = os.environ.get(_VERBOSITY)
+    os.environ.setdefault(_VERBOSITY, "NONE")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_VERBOSITY]
 
 
 def quiet_grpc_noise(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

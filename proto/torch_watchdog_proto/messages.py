@@ -386,7 +386,7 @@ class RankEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHello:
-    """First words of a node process. `run_dir` is where this node keeps the job's files."""
+    """First words of a node process. `run_dir` is where this node keeps the job's files; `rendezvous` tells launches over several nodes apart."""
 
     job: str
     node: str
@@ -397,6 +397,7 @@ class NodeHello:
     nodes: int = 1
     node_rank: int = 0
     session: str = ""  # random per launch: tells a second launch under the same job name from a reconnect
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

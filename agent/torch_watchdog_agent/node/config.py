@@ -35,6 +35,7 @@ class NodeConfig:
     daemon: str
     nodes: int = 1
     node_rank: int = 0
+    rendezvous: str = ""
     token: Callable[[], str | None] = str
     poll_interval_s: float = 0.2
     gpu_interval_s: float = 1.0

@@ -21,6 +21,7 @@ from torch_watchdog_agent.node.unacked import UnackedReports
 from torch_watchdog_proto import __version__, codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, ControlHello, ControlUp, GoodbyeAck, HelloAck, RankSaid, ReportAck, TellRank
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
+from torch_watchdog_proto.tls import new_channel
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
 __all__ = ["DaemonLink"]
@@ -125,7 +126,7 @@ class DaemonLink:
         token = self._config.token()
         if token is None:
             raise _LinkLostError("nothing says that it is this user's: there is no token for it")
-        channel = grpc.aio.insecure_channel(self._config.daemon, options=_OPTIONS)
+        channel = new_channel(grpc.aio, self._config.daemon, token, _OPTIONS)
         try:
             metadata = ((TOKEN_KEY, token),) if token else ()
             telemetry = telemetry_pb2_grpc.TelemetryStub(channel).Report(metadata=metadata)
@@ -212,7 +213,7 @@ class DaemonLink:
         config = self._config
         return NodeHello(
             job=config.job, node=config.node, version=__version__, policy=config.policy, command=_shortened(config.command), run_dir=str(config.run_dir),
-            nodes=config.nodes, node_rank=config.node_rank, session=config.session,
+            nodes=config.nodes, node_rank=config.node_rank, session=config.session, rendezvous=config.rendezvous,
         )  # fmt: skip
 
     def _control_hello(self) -> ControlHello:

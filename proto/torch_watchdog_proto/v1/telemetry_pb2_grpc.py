@@ -19,6 +19,11 @@ class TelemetryStub(object):
                 request_serializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.NodeMessage.SerializeToString,
                 response_deserializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.DaemonMessage.FromString,
                 )
+        self.Join = channel.unary_unary(
+                '/torch_watchdog.v1.Telemetry/Join',
+                request_serializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.JoinRequest.SerializeToString,
+                response_deserializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.JoinAnswer.FromString,
+                )
 
 
 class TelemetryServicer(object):
@@ -31,6 +36,13 @@ class TelemetryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request, context):
+        """Before it, from a node of a launch over several nodes: which job has the node that hosts it begun?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TelemetryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -38,6 +50,11 @@ def add_TelemetryServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.NodeMessage.FromString,
                     response_serializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.DaemonMessage.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.JoinRequest.FromString,
+                    response_serializer=torch__watchdog__proto_dot_v1_dot_telemetry__pb2.JoinAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -63,5 +80,22 @@ class Telemetry(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/torch_watchdog.v1.Telemetry/Report',
             torch__watchdog__proto_dot_v1_dot_telemetry__pb2.NodeMessage.SerializeToString,
             torch__watchdog__proto_dot_v1_dot_telemetry__pb2.DaemonMessage.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/torch_watchdog.v1.Telemetry/Join',
+            torch__watchdog__proto_dot_v1_dot_telemetry__pb2.JoinRequest.SerializeToString,
+            torch__watchdog__proto_dot_v1_dot_telemetry__pb2.JoinAnswer.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -67,6 +67,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bad", type=int)
     parser.add_argument("--never", type=int, help="leave out this step: the reference for a veto")
     parser.add_argument("--restore", action="store_true")
+    parser.add_argument(
+        "--fixed-buckets",
+        action="store_true",
+        help="DDP sorts its buckets anew after its first step: from three ranks on that alone makes any resumed run differ in last bits",
+    )
     parser.add_argument("--end", default="ok", choices=["ok", "exit3", "raise", "kill"])
     parser.add_argument("--out", help="folder for the final digests")
     parser.add_argument("--meet", help="folder: after step 3 rank 0 writes `here` and waits for `go`")
@@ -106,7 +111,7 @@ def main() -> None:
     model: nn.Module = Net().to(device)
     plain = model
     if world > 1:
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, find_unused_parameters=args.fixed_buckets)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     rows = Rows(args.rows, args.bad)

@@ -62,6 +62,12 @@ def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Place:
     """The folders of one test, and everything that runs in them."""
 
@@ -70,6 +76,7 @@ class Place:
         self.runtime.mkdir(mode=0o700)
         self.rings.mkdir(mode=0o700)
         self.socket = f"unix:{self.runtime / 'daemon.sock'}"
+        self.port = f"127.0.0.1:{free_port()}"
         self.said: list[str] = []
         self.closing: list[Callable[[], object]] = []
 

@@ -17,6 +17,7 @@ START = JobStart(
     options=("--policy", "stop"),
     policy="stop",
     daemon="unix:/run/x/daemon.sock",
+    network=None,
     host="node-a",
     user="ann",
     pid=7,

@@ -9,6 +9,7 @@ import click
 from torch_watchdog.cli.options import given_words, launch_options, settings
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.say import say
+from torch_watchdog_proto.loops import quiet_grpc
 
 __all__ = ["command"]
 
@@ -30,6 +31,7 @@ def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_
 
         say(f"this launch runs without the watchdog: {described(error)}")
         become(words)
-    from torch_watchdog.launch.run import launch  # here, because it brings gRPC: a typing error must not wait for it
+    with quiet_grpc():
+        from torch_watchdog.launch.run import launch  # here, because it brings gRPC: a typing error must not wait for it
 
     launch(config, words, options=given_words(context))

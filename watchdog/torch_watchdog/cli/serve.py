@@ -11,6 +11,7 @@ import click
 
 from torch_watchdog.cli.options import settings
 from torch_watchdog.launch.say import say
+from torch_watchdog_proto.loops import quiet_grpc
 
 __all__ = ["command"]
 
@@ -25,10 +26,10 @@ DEFAULT_PORT = 9470
 def command(context: click.Context, /, port: int, **_: object) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
     config = settings(context)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would print its own lines about a port in use, before our sentence
-    from torch_watchdog.daemon.config import DaemonConfig
-    from torch_watchdog.daemon.embedded import EmbeddedDaemon
-    from torch_watchdog.daemon.token import kept_token, new_token
+    with quiet_grpc():
+        from torch_watchdog.daemon.config import DaemonConfig
+        from torch_watchdog.daemon.embedded import EmbeddedDaemon
+        from torch_watchdog.daemon.token import kept_token, new_token
 
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the daemon's threads start, so that they leave both to us

@@ -15,9 +15,10 @@ import grpc
 from torch_watchdog.daemon.token import token_for
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog_proto import codec
-from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, OrderAnswer, OrderKind
+from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, JoinAnswer, JoinRequest, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
-from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
+from torch_watchdog_proto.tls import new_channel
+from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc, telemetry_pb2_grpc
 
 __all__ = ["DaemonClient", "client_of"]
 
@@ -33,7 +34,7 @@ class DaemonClient:
         self._address, self._timeout_s = address, timeout_s
         self._metadata = ((TOKEN_KEY, token),) if token else ()
         options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.insecure_channel(address, options=options)
+        self._channel = new_channel(grpc, address, token, options)
         self._stub = query_pb2_grpc.QueryStub(self._channel)
 
     def jobs(self) -> tuple[JobStatus, ...]:
@@ -62,6 +63,12 @@ class DaemonClient:
         """Asks the job for a clean stop or a checkpoint."""
         request = query_pb2.OrderRequest(job=name, kind=kind, by=by, reason=reason)
         return cast("OrderAnswer", codec.read_plain_message(self._ask(name, lambda call: self._stub.RequestOrder(request, **call))))
+
+    def join(self, request: JoinRequest) -> JoinAnswer:
+        """The job that this node is one of."""
+        stub = telemetry_pb2_grpc.TelemetryStub(self._channel)
+        answer = self._ask(request.rendezvous, lambda call: stub.Join(codec.plain_message(request), **call))
+        return cast("JoinAnswer", codec.read_plain_message(answer))
 
     def contract(self, name: str, rank: int = 0) -> Mapping[str, Any]:
         """What the rank has learned about its batches, as it wrote it to `contract/rank-R.json`."""

@@ -13,11 +13,12 @@ __all__ = ["DaemonConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
-    """Job J's files are `runs_dir/J`. `listen` holds `unix:PATH` (in a folder that only this user can enter) and `127.0.0.1:PORT` (0: any free port).
+    """Job J's files are `runs_dir/J`. `listen` holds `unix:PATH` (in a folder that only this user can enter) and `HOST:PORT` (0: any free port).
 
     `index_file` None: no SQLite index. `token` is asked of every caller where it is not empty; a port needs one.
     `web`: HOST:PORT of the page, the JSON API and the metrics; None: not served. `web_token`: what it asks for in place of `token`.
     `web_optional`: where it cannot be served, that is said and the daemon works without it.
+    `linger_s`: how long the end waits for nodes that still have to say goodbye.
     """
 
     runs_dir: Path
@@ -29,6 +30,7 @@ class DaemonConfig:
     web_optional: bool = False
     web_request_s: float = 10.0  # for a request to arrive whole
     grace_s: float = 300.0
+    linger_s: float = 0.0
     max_message_bytes: int = 8 << 20
     max_pending_writes: int = 2_000
     max_ended_jobs: int = 200

@@ -56,7 +56,7 @@ class EmbeddedDaemon:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop()
-        self._thread.join(_STOP_TIMEOUT_S)
+        self._thread.join(_STOP_TIMEOUT_S + self._config.linger_s)
 
     def _run(self) -> None:
         try:

@@ -19,7 +19,7 @@ from torch_watchdog.job.job import Job
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog_proto import __version__
-from torch_watchdog_proto.envelopes import ControlHello, HelloAck
+from torch_watchdog_proto.envelopes import ControlHello, HelloAck, JoinAnswer, JoinRequest
 from torch_watchdog_proto.messages import NodeHello
 
 __all__ = ["Ingest", "versions_agree"]
@@ -64,6 +64,20 @@ class Ingest:
             raise JobNameTakenError(hello.job, live.run_dir)
         live.handle(NodeJoined(hello=hello))
         return live, HelloAck(next_seq=live.last_seq.get(hello.node, 0) + 1, version=__version__)
+
+    def joined(self, request: JoinRequest) -> JoinAnswer:
+        """The newest launch at this rendezvous whose host is here. Raises VersionSkewError, and UnknownJobError as long as there is none."""
+        check_version(request.version)
+        found = (
+            live for live in reversed(self.jobs) if live.job.rendezvous == request.rendezvous != "" and live.is_reporting(live.job.host)
+        )
+        live = next(found, None)
+        if live is None:
+            raise UnknownJobError(f"at rendezvous {request.rendezvous[:40]}", tuple(self._jobs))
+        job = live.job
+        return JoinAnswer(
+            job=job.name, session=job.session, node=live.name_for(request.host[:200]), policy=job.policy, run_dir=str(live.run_dir), hosted_by=job.host
+        )  # fmt: skip
 
     def attach(self, hello: ControlHello) -> LiveJob:
         """A node's control stream begins, after its hello here. Raises as `join`, and UnknownJobError."""

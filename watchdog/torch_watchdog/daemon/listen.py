@@ -1,6 +1,6 @@
-"""Where the daemon listens: unix sockets that only this user can reach, and loopback.
+"""Where the daemon listens: unix sockets that only this user can reach, loopback with a token, and off this host with TLS and a strong one.
 
-Owns addresses and gRPC server options; knows no service. Anything off this host is refused: that needs TLS, which is not there yet.
+Owns addresses and gRPC server options; knows no service.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import grpc
 
-from torch_watchdog.daemon.address import is_loopback, split
 from torch_watchdog.errors import DaemonStartError
+from torch_watchdog_proto import tls
+from torch_watchdog_proto.address import split
 
 __all__ = ["bind", "new_server"]
 
@@ -29,14 +30,16 @@ def new_server(max_message_bytes: int) -> Any:
         ("grpc.so_reuseport", 0),  # a second daemon on one port must fail, not share it
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_time_ms", 10_000),  # a node that the network has lost must be seen as away
+        ("grpc.keepalive_timeout_ms", 5_000),
     ]
     return grpc.aio.server(options=options)
 
 
-def bind(server: Any, address: str, *, has_token: bool) -> str:
+def bind(server: Any, address: str, *, token: str) -> str:
     """Adds the address; returns it with its real port. Raises DaemonStartError, also for a port that would ask nobody for a token."""
     path = address.removeprefix("unix:")
-    return _bind_unix(server, Path(path)) if path != address else _bind_loopback(server, address, has_token)
+    return _bind_unix(server, Path(path)) if path != address else _bind_port(server, address, token)
 
 
 def _bind_unix(server: Any, path: Path) -> str:
@@ -58,23 +61,24 @@ def _check_private(folder: Path, address: str) -> None:
         raise DaemonStartError(address, "others can enter its folder, and who reaches the socket may stop jobs", f"Run: chmod 700 {folder}")
 
 
-def _bind_loopback(server: Any, address: str, has_token: bool) -> str:
-    host, port = split(address)
+def _bind_port(server: Any, address: str, token: str) -> str:
+    _, port = split(address)
     if not port:
-        raise DaemonStartError(address, "this is no address", "Write 127.0.0.1:PORT or unix:PATH")
-    if not is_loopback(host):
+        raise DaemonStartError(address, "this is no address", "Write HOST:PORT or unix:PATH")
+    if not token:
+        raise DaemonStartError(address, "everybody who reaches it could stop jobs through it", "Give the daemon a token")
+    if tls.leaves_the_machine(address) and not tls.is_strong(token):
         raise DaemonStartError(
-            address, "this version listens on this host only, for want of TLS between hosts",
-            "Listen on 127.0.0.1:PORT and reach it through `ssh -L PORT:127.0.0.1:PORT HOST`",
+            address, f"its token has {len(token)} characters, and a port that other machines reach needs {tls.MIN_TOKEN_CHARACTERS} or more",
+            'Make one with `python -c "import secrets; print(secrets.token_urlsafe(32))"` and give it to all',
         )  # fmt: skip
-    if not has_token:
-        raise DaemonStartError(address, "every user of this machine could stop jobs through it", "Give the daemon a token")
-    return f"{address.removesuffix(port)}{_add_port(server, address, 'Is another daemon there? Pass another port, or 0 for any')}"
+    return f"{address.removesuffix(port)}{_add_port(server, address, 'Is another daemon there? Pass another port, or 0 for any', token)}"
 
 
-def _add_port(server: Any, address: str, advice: str) -> int:
+def _add_port(server: Any, address: str, advice: str, token: str = "") -> int:
     try:
-        port = server.add_insecure_port(address)
+        secure = tls.leaves_the_machine(address)
+        port = server.add_secure_port(address, tls.server_credentials(token)) if secure else server.add_insecure_port(address)
     except RuntimeError as error:
         raise DaemonStartError(address, str(error), advice) from error
     if not port:

@@ -7,12 +7,14 @@ an outbox until the node's stream takes them.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_watchdog.daemon.counters import Counters
-from torch_watchdog.job.events import AppendEvent, Effect, Event, Refused, ReportCame, SendOrder, WriteIncident
+from torch_watchdog.job.events import AppendEvent, Effect, Event, NodeAway, NodeLeft, Refused, ReportCame, SendOrder, WriteIncident
 from torch_watchdog.job.job import Job
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.job_files import JobFiles
@@ -65,6 +67,9 @@ class LiveJob:
         self._writer, self._clock, self._changed = writer, clock, changed
         self._counters = counters
         self._outboxes: dict[str, Outbox] = {}
+        self._streams = Counter[str]()  # of reports, by node: a new one may begin before the end of a broken one is seen
+        self._names: set[str] = set()
+        self._someone_left = asyncio.Event()
 
     def outbox(self, node: str) -> Outbox:
         return self._outboxes.setdefault(node, Outbox())
@@ -74,8 +79,41 @@ class LiveJob:
         effects = self.job.handle(event, now=self._clock())
         for effect in effects:
             self._do(effect)
+        if isinstance(event, NodeLeft):
+            self._someone_left.set()
         self._changed()
         return effects
+
+    @contextlib.contextmanager
+    def reporting(self, node: str) -> Iterator[None]:
+        """While a stream of this node's reports is open."""
+        self._streams[node] += 1
+        try:
+            yield
+        finally:
+            self._streams[node] -= 1
+            if not self._streams[node]:
+                self.handle(NodeAway(node=node))
+                self._someone_left.set()
+
+    def is_reporting(self, node: str) -> bool:
+        return self._streams[node] > 0
+
+    async def all_left(self, timeout_s: float) -> None:
+        """Returns once every node has said goodbye or is away, or after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.job.state != "ended":
+                    self._someone_left.clear()
+                    await self._someone_left.wait()
+
+    def name_for(self, host: str) -> str:
+        """Of a node that joins: its host's name, or that with a number where another node has it."""
+        taken = {*self.job.nodes, *self._names}
+        numbered = (host if number == 1 else f"{host}-{number}" for number in itertools.count(1))
+        name = next(name for name in numbered if name not in taken)
+        self._names.add(name)
+        return name
 
     def take_report(self, node: str, report: NodeReport, done: Callable[[], None]) -> None:
         """Keeps the report and judges it, once: a number that was taken before changes nothing. `done` is called once it was written."""

@@ -81,11 +81,12 @@ async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | Non
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, calls), server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, calls), server)
     query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, calls, index=index), server)
-    addresses = tuple(bind(server, address, has_token=bool(config.token)) for address in config.listen)
+    addresses = tuple(bind(server, address, token=config.token) for address in config.listen)
     await server.start()
     try:
         yield addresses
     finally:
+        await calls.all_ended(config.linger_s)
         await calls.end_all()
         await server.stop(_STOP_GRACE_S)
         ingest.close()

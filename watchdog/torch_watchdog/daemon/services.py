@@ -26,6 +26,7 @@ from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
 __all__ = ["Calls", "ControlService", "TelemetryService", "checked"]
 
+_OTHERS_S = 5.0  # for the goodbyes of the other nodes: what their ranks saw last may be what began it
 
 _STATUS = {
     UnknownJobError: grpc.StatusCode.NOT_FOUND,
@@ -52,6 +53,11 @@ class Calls:
         finally:
             self._under_way.discard(task)
             task.cancel()
+
+    async def all_ended(self, timeout_s: float) -> None:
+        """Returns once no call is under way, or after `timeout_s`."""
+        if timeout_s > 0 and self._under_way:
+            await asyncio.wait(tuple(self._under_way), timeout=timeout_s)
 
     async def end_all(self) -> None:
         """Ends them in order: gRPC itself would cut them off with a traceback on the terminal."""
@@ -85,7 +91,8 @@ def checked(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Aw
 
 def _problem_of_token(context: Any, token: str) -> str:
     given = str(dict(context.invocation_metadata() or ()).get(TOKEN_KEY, ""))
-    if not token or hmac.compare_digest(given.encode(), token.encode()):
+    by_socket = context.peer().startswith("unix:")  # its folder keeps others out
+    if not token or by_socket or hmac.compare_digest(given.encode(), token.encode()):
         return ""
     return (
         f"this call brought {'another' if given else 'no'} token: the user who started the daemon has it on this machine, "
@@ -107,9 +114,14 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[mi
         live, answer = await self._ingest.join(hello)
         await context.write(codec.daemon_message(answer))
         acks = _Acks(context)
-        async with _owned(acks.write_all()):
-            async for request in requests:
-                await _take(codec.read_node_message(request), live, hello.node, acks, context)
+        with live.reporting(hello.node):
+            async with _owned(acks.write_all()):
+                async for request in requests:
+                    await _take(codec.read_node_message(request), live, hello.node, acks, context)
+
+    @checked
+    async def Join(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's names
+        return codec.plain_message(self._ingest.joined(codec.read_plain_message(request)))
 
 
 async def _take(says: NodeHello | NodeReport | NodeGoodbye, live: LiveJob, node: str, acks: _Acks, context: Any) -> None:
@@ -119,6 +131,7 @@ async def _take(says: NodeHello | NodeReport | NodeGoodbye, live: LiveJob, node:
         case NodeGoodbye():
             live.handle(NodeLeft(node=node, goodbye=says))
             await acks.all_written()
+            await live.all_left(_OTHERS_S)
             await context.write(codec.daemon_message(live.job.outcome()))
         case NodeHello():
             raise codec.MalformedMessageError("a second hello on one stream")

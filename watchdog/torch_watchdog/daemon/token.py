@@ -13,11 +13,11 @@ import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from torch_watchdog.daemon.address import is_loopback, split
 from torch_watchdog.errors import ConfigError, DaemonStartError
 from torch_watchdog.launch.places import find_in_runtime_dir, open_runtime_dir
+from torch_watchdog_proto.address import is_loopback, split
 
-__all__ = ["TOKEN_FILE", "kept_token", "new_token", "token_for"]
+__all__ = ["TOKEN_FILE", "kept_token", "named_token", "new_token", "token_for"]
 
 TOKEN_FILE = "TORCH_WATCHDOG_TOKEN_FILE"  # noqa: S105 - the variable's name
 _NAME = "token"
@@ -25,7 +25,7 @@ _NAME = "token"
 
 def new_token(environment: Mapping[str, str]) -> str:
     """For a daemon that starts: the one in the named file, else a random one. Raises ConfigError."""
-    return _named(environment) or secrets.token_urlsafe(32)
+    return named_token(environment) or secrets.token_urlsafe(32)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def token_for(address: str, environment: Mapping[str, str]) -> str | None:
     if not port:
         return ""
     if environment.get(TOKEN_FILE):
-        return _named(environment)
+        return named_token(environment)
     return find_in_runtime_dir(_folder(address), _NAME, environment) if is_loopback(host) else None
 
 
@@ -67,7 +67,8 @@ def _write(folder: Path, token: str) -> None:
     part.rename(folder / _NAME)
 
 
-def _named(environment: Mapping[str, str]) -> str:
+def named_token(environment: Mapping[str, str]) -> str:
+    """What the file holds that TORCH_WATCHDOG_TOKEN_FILE names; empty where it names none. Raises ConfigError."""
     path = environment.get(TOKEN_FILE)
     if not path:
         return ""

@@ -16,6 +16,7 @@ __all__ = [
     "AppendEvent",
     "Effect",
     "Event",
+    "NodeAway",
     "NodeJoined",
     "NodeLeft",
     "OrderRequested",
@@ -36,6 +37,13 @@ class NodeJoined:
     """A node process said hello, for the first time or again after a lost connection."""
 
     hello: NodeHello
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAway:
+    """The line of a node has broken: its node process was killed, or the network has lost it. It may come back."""
+
+    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +94,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = NodeJoined | ReportCame | RankSpoke | RankGone | NodeLeft | OrderRequested | Tick
+Event: TypeAlias = NodeJoined | NodeAway | ReportCame | RankSpoke | RankGone | NodeLeft | OrderRequested | Tick
 
 
 # Effects

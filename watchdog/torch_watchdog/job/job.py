@@ -15,6 +15,7 @@ from torch_watchdog.job.events import (
     AppendEvent,
     Effect,
     Event,
+    NodeAway,
     NodeJoined,
     NodeLeft,
     OrderRequested,
@@ -61,8 +62,10 @@ class Job:
     ) -> None:
         """`incidents` and `events`: what an earlier daemon left of this launch on disk."""
         self.name, self.session, self.policy = hello.job, hello.session, hello.policy
+        self.rendezvous, self.host = hello.rendezvous, hello.node
         self._run_dir, self._started_s, self._grace_s = hello.run_dir, started_s, grace_s
         self._nodes: dict[str, m.NodeGoodbye | None] = {}
+        self._away: set[str] = set()
         self._attempt = 0
         self._world_size = 0
         self._ranks: dict[int, RankState] = {}
@@ -89,9 +92,13 @@ class Job:
 
     @property
     def state(self) -> Literal["running", "stopping", "ended"]:
-        if self._nodes and all(goodbye is not None for goodbye in self._nodes.values()):
+        if self._all_left():
             return "ended"
         return "stopping" if self._order_open or (self._last_closed is not None and self._last_closed.exit_code is not None) else "running"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(self._nodes)
 
     def status(self) -> JobStatus:
         faults = sum(not is_order(found) for found in self.incidents)
@@ -125,6 +132,8 @@ class Job:
         match event:
             case NodeJoined():
                 return self._on_joined(event.hello, now)
+            case NodeAway():
+                return self._on_away(event.node, now)
             case ReportCame():
                 return self._on_report(event.node, event.report, now)
             case RankSpoke():
@@ -139,10 +148,29 @@ class Job:
                 return self._on_tick(now)
 
     def _on_joined(self, hello: m.NodeHello, now: float) -> tuple[Effect, ...]:
+        if hello.node in self._away:
+            self._away.discard(hello.node)
+            return (self._event(now, "node.back", text=f"node {hello.node} reports again", node=hello.node),)
         if hello.node in self._nodes:
             return ()
         self._nodes[hello.node] = None
         return (self._event(now, "node.joined", text=f"node {hello.node} reports (torch-watchdog {hello.version})", node=hello.node),)
+
+    def _on_away(self, node: str, now: float) -> tuple[Effect, ...]:
+        """Its ranks may train on, unreachable: a request that needs them is refused at once, not after a wait of all the others."""
+        if self._nodes.get(node, self) is not None:
+            return ()
+        self._away.add(node)
+        gone = self._event(now, "node.away", text=f"node {node} cannot be reached any more: its ranks go on unwatched", node=node)
+        if self._order_open:
+            return (gone,)  # its deadline says how long it may stay away
+        ranks = [rank.rank for rank in self._ranks.values() if rank.node == node and rank.alive]
+        return (gone, *(effect for rank in ranks for effect in self._tell_coordinator(stop.RankGone(rank=rank), now)))
+
+    def _all_left(self) -> bool:
+        """Whether every node has said goodbye, but for those that cannot be reached any more."""
+        left = [node for node, goodbye in self._nodes.items() if goodbye is not None]
+        return bool(left) and self._nodes.keys() <= {*left, *self._away}
 
     def _on_report(self, node: str, report: m.NodeReport, now: float) -> tuple[Effect, ...]:
         effects: list[Effect] = [*self._count_dropped(node, report.dropped_reports, now)]
@@ -260,7 +288,7 @@ class Job:
                 rank.gone()
                 effects += self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
         self._failures.command_ended(event.goodbye.exit_code, event.goodbye.signal)
-        effects += self._judge(now, at_end=True)
+        effects += self._judge(now, at_end=self._all_left())
         changed = self._casebook.ended(self._exit_code()) if self.state == "ended" else ()
         return (*effects, *(WriteIncident(incident=incident, contract_of_rank=None) for incident in changed))
 

@@ -20,9 +20,11 @@ __all__ = [
     "is_job_name",
     "is_solo",
     "job_name",
+    "option",
     "plan_launch",
     "ranks_asked_for",
     "resume_command",
+    "script_position",
     "sees_all_ranks",
     "with_agent",
 ]
@@ -152,23 +154,33 @@ def sees_all_ranks(command: Sequence[str], environment: Mapping[str, str]) -> bo
     ):
         return False  # one wrapper per rank: `srun watchdog python train.py`
     names = {PurePath(word).name for word in command}
-    if names & {"srun", "mpirun", "mpiexec"} or ("deepspeed" in names and _option(command, ("--hostfile", "-H"))):
+    if names & {"srun", "mpirun", "mpiexec"} or ("deepspeed" in names and option(command, ("--hostfile", "-H"))):
         return False
-    nodes = _option(command, ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines")) or environment.get(
+    nodes = option(command, ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines")) or environment.get(
         "PET_NNODES", "1"
     )
     return _number(nodes.rpartition(":")[2]) <= 1
+
+
+def script_position(command: Sequence[str]) -> int:
+    """Where the words of the script begin: what stands before them is the launcher's."""
+    for position, word in enumerate(command):
+        if word.endswith(".py") and position:
+            return position
+        if word in ("-m", "--module") and command[position + 1 : position + 2] and command[position + 1] not in LAUNCHER_MODULES:
+            return position
+    return len(command)
 
 
 def ranks_asked_for(command: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """How many ranks the command line says it starts on this node, where it does."""
     if is_solo(command, environment) and not is_by_accelerate(command):
         return 1
-    number = _option(command, ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes", "--num_gpus"))
+    number = option(command, ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes", "--num_gpus"))
     return _number(number) if number and number.isdecimal() else None
 
 
-def _option(command: Sequence[str], names: tuple[str, ...]) -> str | None:
+def option(command: Sequence[str], names: tuple[str, ...]) -> str | None:
     """The value of the first of these options on the line, as `--name value` or `--name=value`."""
     for position, word in enumerate(command):
         name, equals, value = word.partition("=")

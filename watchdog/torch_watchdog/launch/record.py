@@ -19,7 +19,9 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
-    """`daemon` is where a live job answers, `session` tells whether what answers there is this launch."""
+    """`daemon` is where a live job answers on its own machine, `network` where it does from others;
+    `session` tells whether what answers there is this launch.
+    """
 
     job: str
     session: str
@@ -27,6 +29,7 @@ class JobStart:
     options: tuple[str, ...]
     policy: str
     daemon: str
+    network: str | None
     host: str
     user: str
     pid: int
@@ -44,6 +47,7 @@ def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any
         "options": list(start.options),
         "policy": start.policy,
         "daemon": start.daemon,
+        "network": start.network,
         "host": start.host,
         "user": start.user,
         "pid": start.pid,

@@ -133,7 +133,8 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
     reported = len(last.ranks) if last else watch.ranks_heard()
     end = JobEnd(
         job=watch.job,
-        run_dir=str(watch.directory.root),
+        run_dir=str(watch.directory.root) if watch.joined is None else watch.joined.run_dir,
+        recorded_by=watch.joined.hosted_by if watch.joined else None,
         exit_code=own_code if outcome.exit_code is None else outcome.exit_code,
         stopped_by_us=outcome.exit_code is not None,
         ranks_reported=reported,

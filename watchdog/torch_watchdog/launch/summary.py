@@ -37,6 +37,7 @@ class JobEnd:
     command: tuple[str, ...] = ()
     here: str = "/"
     unused_resume: str | None = None  # --resume was given and no rank took it
+    recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
 
 
@@ -66,12 +67,16 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     if first is None or _is_only_asked_for(first, end):
         found = f"{count(end.steps, 'step')}, nothing found" if end.told else "what was found is not known"
         lines = [f"job {end.job}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"]
+    elif end.recorded_by:
+        lines = [_headline(first, end)]
     else:
         lines = [
             _headline(first, end),
             *_facts(first, end.here),
             *_afterwards(first, end, others=sum(not is_order(found) for found in incidents if found is not first)),
         ]
+    if end.recorded_by:
+        lines.append(f"  more   the whole story is on node {end.recorded_by}, in {end.run_dir}")
     if end.unused_resume:
         used = f"  resume --resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
         lines = [*lines[:9], used]

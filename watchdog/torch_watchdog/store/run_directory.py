@@ -57,12 +57,12 @@ class RunDirectory:
         return self.root / "contract" / f"rank-{rank}.json"
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o666) -> None:
     """Replaces `path` at once: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
             json.dump(value, file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()

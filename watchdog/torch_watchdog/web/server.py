@@ -16,8 +16,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from torch_watchdog.daemon.address import is_loopback, split
 from torch_watchdog.errors import DaemonStartError
+from torch_watchdog_proto.address import is_loopback, split
 
 __all__ = ["serving_web"]
 

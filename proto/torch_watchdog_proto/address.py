@@ -1,4 +1,7 @@
-"""What an address of a daemon says: `unix:PATH`, or a host and a port. Pure text; knows no socket."""
+"""What an address of a daemon says: `unix:PATH`, or a host and a port. Pure text; knows no socket.
+
+What is no unix socket and no loopback address leaves the machine: `tls.py` says what that asks for.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,128 @@
+"""A job of several nodes: its ranks decide together, and a node may leave late, or be lost and come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch_watchdog.job.events import (
+    AppendEvent,
+    Effect,
+    NodeAway,
+    NodeJoined,
+    NodeLeft,
+    OrderRequested,
+    RankSpoke,
+    Refused,
+    ReportCame,
+    SendOrder,
+)
+from torch_watchdog.job.job import Job
+from torch_watchdog_proto import messages as m
+
+HELLO = m.NodeHello(
+    job="job", node="a", version="0.1.0", policy="stop", command=("train",), run_dir="/runs/job", session="s", nodes=2, rendezvous="r"
+)  # fmt: skip
+ASKED = OrderRequested(kind="order.stop", by="ann", reason="")
+
+
+class Run:
+    """Rank 0 on node a, rank 1 on node b."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+        self.job = Job(HELLO, started_s=self.now)
+        for node, rank in (("a", 0), ("b", 1)):
+            self.handle(NodeJoined(hello=replace(HELLO, node=node, run_dir=f"/of/{node}")))
+            self.connect(node, rank)
+
+    def handle(self, event: Any) -> tuple[Effect, ...]:
+        return self.job.handle(event, now=self.now)
+
+    def connect(self, node: str, rank: int) -> None:
+        hello = m.RankHello(rank=rank, local_rank=0, world_size=2, pid=10 + rank, attempt=0, host=node, version="0.1.0")
+        self.handle(RankSpoke(node=node, attempt=0, message=hello))
+
+    def leave(self, node: str, exit_code: int = 0) -> None:
+        self.handle(NodeLeft(node=node, goodbye=m.NodeGoodbye(exit_code=exit_code)))
+
+    def rank_ends(self, node: str, rank: int, words: str = "", **how: Any) -> None:
+        about = {"rank": rank, "attempt": 0, "pid": 10 + rank, "time_ns": 0}
+        note = m.RankEvent(**about, kind="note", order=1, text=words, level="error")
+        end = m.RankEvent(**about, kind="exited", order=2, **how)
+        self.handle(ReportCame(node=node, report=m.NodeReport(seq=1, time_ns=0, events=(note, end))))
+
+
+def refusals(effects: tuple[Effect, ...]) -> list[str]:
+    return [effect.reason for effect in effects if isinstance(effect, Refused)]
+
+
+def test_an_order_goes_to_the_ranks_of_every_node_and_saves_where_the_first_node_keeps_its_files() -> None:
+    run = Run()
+    told = [effect for effect in run.handle(ASKED) if isinstance(effect, SendOrder)]
+    assert [(tell.node, tell.tell.rank) for tell in told] == [("a", 0), ("b", 1)]
+    for node, rank in (("a", 0), ("b", 1)):
+        effects = run.handle(RankSpoke(node=node, attempt=0, message=m.Ack(rank=rank, generation=1, passed=3)))
+    commits = [effect.tell.order for effect in effects if isinstance(effect, SendOrder)]
+    assert [commit.path for commit in commits if isinstance(commit, m.Commit)] == ["/runs/job/checkpoints/step-5"] * 2
+
+
+def test_the_job_ends_with_its_last_node_and_its_exit_code_is_the_highest() -> None:
+    run = Run()
+    run.leave("a", 0)
+    assert run.job.state == "running"
+    run.leave("b", 3)
+    assert (run.job.state, run.job.status().exit_code) == ("ended", 3)
+
+
+def test_who_failed_first_is_not_judged_by_a_node_that_leaves_before_the_others_have_told() -> None:
+    """The command on node a ends because of a rank on node b whose end is told only then."""
+    run = Run()
+    run.rank_ends("a", 0, "RuntimeError: Connection closed by peer", exit_code=1)
+    run.leave("a", 1)
+    assert run.job.incidents == ()
+    run.rank_ends("b", 1, signal=9)
+    run.leave("b", 1)
+    (incident,) = run.job.incidents
+    assert (incident["origin"]["rank"], incident["origin"]["node"]) == (1, "b")
+
+
+def test_a_node_that_is_away_is_said_so_once_and_an_order_that_needs_it_is_refused_at_once() -> None:
+    run = Run()
+    (said,) = (effect for effect in run.handle(NodeAway(node="b")) if isinstance(effect, AppendEvent))
+    assert said.event["kind"] == "node.away" and "node b" in said.event["text"]
+    assert refusals(run.handle(ASKED)) == ["ranks 1 cannot be reached: 1 of 2 answered so far"]
+
+
+def test_a_node_that_comes_back_is_asked_again() -> None:
+    run = Run()
+    run.handle(NodeAway(node="b"))
+    (said,) = run.handle(NodeJoined(hello=replace(HELLO, node="b")))
+    assert isinstance(said, AppendEvent) and said.event["kind"] == "node.back"
+    run.connect("b", 1)
+    assert refusals(run.handle(ASKED)) == []
+
+
+def test_a_node_that_is_lost_in_the_middle_of_an_order_has_until_its_deadline() -> None:
+    run = Run()
+    run.handle(ASKED)
+    run.handle(NodeAway(node="b"))
+    run.handle(NodeJoined(hello=replace(HELLO, node="b")))
+    run.connect("b", 1)
+    for node, rank in (("a", 0), ("b", 1)):
+        effects = run.handle(RankSpoke(node=node, attempt=0, message=m.Ack(rank=rank, generation=1, passed=3)))
+    assert sum(isinstance(effect, SendOrder) and isinstance(effect.tell.order, m.Commit) for effect in effects) == 2
+
+
+def test_nobody_waits_for_the_goodbye_of_a_node_that_is_away() -> None:
+    run = Run()
+    run.handle(NodeAway(node="b"))
+    assert run.job.state == "running"
+    run.leave("a")
+    assert run.job.state == "ended"
+
+
+def test_the_end_of_a_stream_after_the_goodbye_is_no_loss() -> None:
+    run = Run()
+    run.leave("a")
+    assert run.handle(NodeAway(node="a")) == ()
