@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help venv demo test test-e2e test-services test-all check bench clean
+.PHONY: help venv demo test test-e2e test-services test-all check bench diagram clean
 
 help:
 	@echo "make demo       a two-rank CPU training with a planted bad sample, stopped before it reaches the model"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all   the slow ones too"
 	@echo "make check      lint, format, types, import rules, purity of the cores"
 	@echo "make bench      what the watchdog costs: start-up, a line of output, a step"
+	@echo "make diagram    the stop protocol's table and diagram in proto/README.md, from the code"
 	@echo "make venv       only the environment in $(VENV)"
 	@echo "make clean      remove the environment and what tools left"
 
@@ -55,6 +56,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/bench/cost.py
+
+diagram: $(READY)
+	$(BIN)/python tests/proto/stop_diagram.py
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -45,7 +45,13 @@ PURE_IMPORTS = {
     ),
     *("json", "math", "operator", "pathlib", "re", "signal", "statistics", "string", "struct", "textwrap", "types", "typing", "zlib"),
     *("torch_watchdog_proto.messages", "torch_watchdog_proto.envelopes", "torch_watchdog_proto.frames", "torch_watchdog_proto.record"),
-    *("torch_watchdog_proto.rescue_words", "torch_watchdog_proto.stop", "torch_watchdog.job", "torch_watchdog.rules", "torch_watchdog.launch.plan"),
+    *(
+        "torch_watchdog_proto.rescue_words",
+        "torch_watchdog_proto.stop",
+        "torch_watchdog.job",
+        "torch_watchdog.rules",
+        "torch_watchdog.launch.plan",
+    ),
 }
 PURE_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}}  # of these modules only these
 IMPURE_CALLS = {

@@ -70,4 +70,5 @@ class Clearance:
 
 
 def _packed(step: int, micro_step: int) -> int:
-    return (step + 1) << _MICRO_BITS | min(micro_step, (1 << _MICRO_BITS) - 1)
+    """-1: no batch of the window yet, or none at all."""
+    return (step + 1) << _MICRO_BITS | min(micro_step + 1, (1 << _MICRO_BITS) - 1)

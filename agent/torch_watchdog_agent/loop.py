@@ -1,7 +1,8 @@
 """What the user's loop is doing, as far as hand-overs and gates tell: which update window is open, and which micro-step of it.
 
 Pure bookkeeping; knows no torch, clock or thread. A window is one optimizer step in the making: it opens with the first batch that is handed over after a
-gate, and closes with the next gate. It may hold several micro-batches and several optimizers' steps.
+gate, and closes with the next gate. It may hold several micro-batches and several optimizers' steps. All ranks of a job number their windows alike,
+because only what they do in common counts: how many batches are handed over between gates.
 """
 
 from __future__ import annotations
@@ -25,10 +26,34 @@ class Loop:
         self._open = False
         self._closed_once = False
         self._stepped: set[int] = set()  # optimizers that stepped in this window
+        self._first: int | None = None  # batches of the first window
+        self._usual: int | None = None  # the fewest batches of a later window
+        self._drained: int | None = None  # windows since the loader ended, in which a loop uses what it has fetched ahead
 
     def resumed(self, updates_applied: int) -> None:
         """The training goes on from a checkpoint that holds so many updates; steps are this launch's own, and count from 0."""
         self.updates_applied = updates_applied
+
+    def batches_a_window(self, ahead: int) -> int:
+        """Of those that are trained on, in a loop that is so many batches `ahead`."""
+        usual = self._usual if self._usual is not None else (self._first or 0) - ahead
+        return max(1, usual)
+
+    def windows_ahead(self, ahead: int | None) -> int:
+        """In how late a window a batch may be used, counted from the one in which it is handed over.
+
+        `ahead`: of how many batches that is known; else what the first window held beyond the usual number, which is at least so many.
+        """
+        if self.fed_elsewhere:
+            return 0  # such a batch is held where it is used
+        if ahead is None:
+            ahead = max(0, self._first - self._usual) if self._first is not None and self._usual is not None else 0
+        return -(-ahead // self.batches_a_window(ahead))
+
+    @property
+    def drains(self) -> bool:
+        """Whether the window at hand began at its gate, because its batch was fetched ahead of the loader's end."""
+        return bool(self._drained)
 
     def is_open(self, step: int) -> bool:
         """Whether more may happen in this window."""
@@ -41,7 +66,13 @@ class Loop:
             self._begin()
         self.micro_step += 1
         self.trained_on += not evaluation
+        if not evaluation:
+            self._drained = None
         return not evaluation and self.trained_on == 1
+
+    def pass_ended(self) -> None:
+        """A loader has no more batches. A loop that prefetches has some in hand still."""
+        self._drained = self._drained or 0
 
     def _begin(self) -> None:
         if self._closed_once:
@@ -55,7 +86,11 @@ class Loop:
 
         A second optimizer of the same window shares its gate. Where no loader is seen, the same optimizer again means a new window.
         """
-        if not self._open and (optimizer in self._stepped or not self._closed_once) and (self.fed_elsewhere or not self.batches_seen):
+        again = optimizer in self._stepped
+        if not self._open and (again or not self._closed_once) and (self.fed_elsewhere or not self.batches_seen):
+            self._begin()
+        elif not self._open and again and self._drained is not None and self._drained < self.windows_ahead(None):
+            self._drained += 1
             self._begin()
         self._stepped.add(optimizer)
         return self.step
@@ -63,7 +98,15 @@ class Loop:
     def gate_done(self, *, applied: bool) -> bool:
         """The gate has been passed (or vetoed). True the first time in this window."""
         first = not self._closed_once
+        if first:
+            self._count_batches()
         self._open, self._closed_once = False, True
         if first and applied:
             self.updates_applied += 1
         return first
+
+    def _count_batches(self) -> None:
+        if self._first is None:
+            self._first = self.trained_on
+        elif self.trained_on:
+            self._usual = self.trained_on if self._usual is None else min(self._usual, self.trained_on)

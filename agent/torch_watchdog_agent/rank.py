@@ -20,9 +20,9 @@ from torch_watchdog_agent import keeper, lockstep
 from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
-from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
+from torch_watchdog_agent.holds import Holds
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
 from torch_watchdog_agent.recorder import Recorder
@@ -30,8 +30,8 @@ from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
-from torch_watchdog_proto.messages import Commit, Finished, Hold, Noticed, Order, RankHello, RankMessage, Refused, Vetoed, Violation
-from torch_watchdog_proto.stop.participant import Act, Released, Skip
+from torch_watchdog_proto.messages import Commit, Finished, Noticed, Order, RankHello, RankMessage, Refused, Vetoed, Violation
+from torch_watchdog_proto.stop.participant import Act, Skip
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.contract.guard import Checked
@@ -87,12 +87,13 @@ class Rank:
         self.say.also = self.history.said
         self._clearance = self._open_clearance()
         self.lockstep = lockstep.opened(Path(config.ring_dir), identity, say=self.say)
-        self.guard = Guard(say=self.say, on_refused=self._refused)
+        self.guard = Guard(say=self.say, on_refused=self.refused)
         self.saver = Saver(self, leave=leave)
         if importlib.util.find_spec("safetensors") is None:
             self.say("safetensors is missing in this Python: a stop will leave no checkpoint of ours (pip install safetensors)")
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
         self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
+        self.holds = Holds(self)
         take_settings(config.bounds)
         self.scan = _scan_of(config, identity) if config.scan else None
         self._contract_written = ""
@@ -240,52 +241,13 @@ class Rank:
         if self.config.policy == "observe":
             self._notice(checked.violation)
             return batch
-        return self._hold(batch, checked, checked.violation)
+        return self.holds.hold(batch, checked, checked.violation)
 
     def _notice(self, violation: Violation) -> None:
         where = self.loop
         self.tell(Noticed(rank=self.identity.rank, step=where.step, micro_step=where.micro_step, violation=violation))
 
-    def _hold(self, batch: object, checked: Checked, violation: Violation) -> object:
-        """Nothing of this step has been launched yet: wait until every rank has promised to veto it, then go on with a clean copy."""
-        from torch_watchdog_agent.hooks.distributed import hold_timeout_s
-
-        clean = self.guard.repaired(batch, checked) if self._is_gated() else None
-        if clean is None:
-            self._refused(violation)
-            why = (
-                "no legal value can stand in for it"
-                if self._is_gated()
-                else "no update of this loop has come to a gate yet that could leave it out"
-            )
-            raise _unanswered(violation, why)
-        timeout_s = min(self.config.hold_timeout_s, hold_timeout_s())
-        step = self.loop.step
-        self.history.note(f"step {step}: held: {violation.summary}", level=2)
-        hold = Hold(rank=self.identity.rank, step=step, micro_step=self.loop.micro_step, violation=violation, timeout_s=timeout_s)
-        if not self.tell(hold):
-            raise _unanswered(violation, "the node process cannot be reached")
-        decision = self.gate.hold(step, timeout_s)
-        if isinstance(decision, Released):
-            self._leave_out(violation, step)
-            return clean
-        self._refused(violation)
-        raise _unanswered(violation, decision.reason)
-
-    def _is_gated(self) -> bool:
-        """Whether a veto would be heeded: not in the first window, nor in a loop that updates by hand, nor where the hook has turned itself off."""
-        from torch_watchdog_agent.hooks.active import is_off
-
-        return self.gate.passed >= 0 and not is_off("optimizer")
-
-    def _leave_out(self, violation: Violation, step: int) -> None:
-        """The sample must not come back: not in the next epoch, nor in the run that resumes."""
-        try:
-            self.quarantine.add(violation, dataset=self.dataset, rank=self.identity.rank, step=step)
-        except OSError as error:
-            self.say(f"a bad sample could not be quarantined ({error}): it may be met again")
-
-    def _refused(self, violation: Violation) -> bool:
+    def refused(self, violation: Violation) -> bool:
         """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
         if self.config.policy == "observe":
             self._notice(violation)
@@ -304,7 +266,7 @@ class Rank:
         if self.scan is not None:
             self.scan.failed = True
         if violation is not None:
-            self._refused(violation)
+            self.refused(violation)
 
     def loss_seen(self, loss: Any) -> None:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too: look for the reason, once."""
@@ -340,10 +302,12 @@ class Rank:
         self._gates_seen = True
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
-        if self.loop.fed_elsewhere and not self.loop.trained_on:
+        if (self.loop.fed_elsewhere or self.loop.drains) and not self.loop.trained_on:
             self.window.opened()  # no hand-over was heard: what an older window began with must not come back
+            if self._clearance is not None and self.loop.drains:
+                self._clearance.handed_over(number, -1)
         self.guard.step_ended()
-        if self._clearance is not None and self.guarding:
+        if self._clearance is not None and self.guarding and (self.loop.micro_step >= 0 or self.loop.drains):
             from torch_watchdog_agent.hooks.device import backward_finished
 
             self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
@@ -354,7 +318,7 @@ class Rank:
         if isinstance(decision, Skip):
             self._undo = True
             self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
-            self._close_window(number, applied=False)
+            self._go_on(number, applied=False)
             return VETOED
         self.rescuer.at_gate()
         return number
@@ -372,13 +336,20 @@ class Rank:
     def leave_gate(self, number: int) -> None:
         """The update of the window has been applied."""
         self.rescuer.after_gate()
-        self._close_window(number, applied=True)
+        self._go_on(number, applied=True)
 
-    def _close_window(self, number: int, *, applied: bool) -> None:
-        if self.loop.gate_done(applied=applied):
+    def _go_on(self, number: int, *, applied: bool) -> None:
+        if self._close_window(number, applied=applied):
+            self.holds.window_closed(number)
+
+    def _close_window(self, number: int, *, applied: bool) -> bool:
+        """True the first time in this window."""
+        first = self.loop.gate_done(applied=applied)
+        if first:
             self.history.step_done(number, vetoed=not applied)
             if self.guard.has_learned():
                 self.write_contract()
+        return first
 
     # Evidence
 
@@ -404,10 +375,3 @@ def _scan_of(config: AgentConfig, identity: Identity) -> Scan:
 
     earlier = Path(config.scan_after) if config.scan_after else None
     return Scan(Path(config.run_dir) / "scan", rank=identity.rank, world_size=identity.world_size, earlier=earlier)
-
-
-def _unanswered(violation: Violation, reason: str) -> BadBatchError:
-    """The end of a hold that found no agreement: the whole diagnosis, and why the job could not stop cleanly."""
-    error = BadBatchError(violation)
-    error.add_note(f"the job could not stop at one clean step for it: {reason}")
-    return error

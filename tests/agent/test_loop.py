@@ -59,3 +59,52 @@ def test_batches_of_an_evaluation_belong_to_the_window_that_follows() -> None:
     for _ in range(4):  # evaluation, then the next training batch
         loop.handed_over()
     assert loop.at_gate(ADAM) == 1
+
+
+def run_ahead(loop: Loop, batches: int, ahead: int = 1) -> list[int]:
+    """One pass of a loop that fetches `ahead` batches before it uses one; returns the numbers of its gates."""
+    numbers = []
+    for fetched in range(batches + ahead):
+        if fetched < batches:
+            loop.handed_over()
+        else:
+            loop.pass_ended()
+        if fetched >= ahead:
+            numbers.append(loop.at_gate(ADAM))
+            loop.gate_done(applied=True)
+    return numbers
+
+
+def test_steps_after_the_end_of_a_prefetching_loader_are_windows_of_their_own() -> None:
+    loop = Loop()
+    assert run_ahead(loop, 5) + run_ahead(loop, 4) == list(range(9))
+    assert loop.updates_applied == 9
+
+
+def test_a_loader_that_is_several_batches_ahead_drains_as_many_windows() -> None:
+    assert run_ahead(Loop(), 7, ahead=3) == list(range(7))
+
+
+def test_a_loop_that_steps_again_for_the_same_batch_after_the_last_one_stays_in_its_window() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.handed_over()
+        for _ in range(2):
+            number = loop.at_gate(ADAM)
+            loop.gate_done(applied=True)
+    loop.pass_ended()
+    assert (number, loop.at_gate(ADAM)) == (2, 2)
+
+
+def test_a_batch_is_used_in_the_window_of_its_hand_over_unless_the_loop_is_ahead() -> None:
+    loop = Loop()
+    for _ in range(3):
+        for _ in range(4):
+            loop.handed_over()
+        loop.at_gate(ADAM)
+        loop.gate_done(applied=True)
+    assert (loop.windows_ahead(None), loop.windows_ahead(0), loop.windows_ahead(1)) == (0, 0, 1)
+    run_ahead(ahead := Loop(), 5)
+    assert ahead.windows_ahead(None) == 1
+    ahead.fed_elsewhere = True
+    assert ahead.windows_ahead(None) == 0

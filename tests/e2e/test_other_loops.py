@@ -18,7 +18,7 @@ def steps(ended: Ended) -> list[str]:
     return sorted(re.findall(r"step \d+ loss \d+\.\d{6}", ended.out))
 
 
-@pytest.mark.parametrize("loop", ["thread", "lightning"])
+@pytest.mark.parametrize("loop", ["thread", "lightning", "ahead", "before_step"])
 def test_all_ranks_stop_before_the_bad_batch_is_trained_on(tmp_path: Path, loop: str) -> None:
     ended = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*script("other_loops.py", loop, "--bad", BAD))])
     assert ended.code == 65, ended.err
@@ -47,3 +47,22 @@ def test_a_clean_run_is_as_without_us(tmp_path: Path, loop: str) -> None:
     plain = launch(tmp_path, torchrun(*script("other_loops.py", loop)))
     assert (watched.code, plain.code) == (0, 0), watched.err
     assert steps(watched) == steps(plain)
+
+
+@pytest.mark.parametrize(("loop", "bad", "step"), [("ahead", BAD, 7), ("before_step", BAD, 7), ("ahead", 93, 11)])
+def test_a_loop_that_fetches_ahead_leaves_out_the_step_that_uses_the_bad_batch(tmp_path: Path, loop: str, bad: int, step: int) -> None:
+    """Also in the last step, for which nothing is handed over any more."""
+    for folder in ("skipped", "reference"):
+        (tmp_path / folder).mkdir()
+    skipped = launch(tmp_path / "skipped", [*watchdog("--policy", "skip"), *torchrun(*script("other_loops.py", loop, "--bad", bad))])
+    reference = launch(tmp_path / "reference", torchrun(*script("other_loops.py", loop, "--leave-out", step)))
+    assert (skipped.code, reference.code) == (0, 0), skipped.err
+    (incident,) = skipped.incidents
+    assert (incident["step"], incident["batch"]["sample"]["dataset_index"]) == (step, bad)
+    assert weights(skipped) == weights(reference)
+
+
+def weights(ended: Ended) -> set[str]:
+    found = re.findall(r"weights ([0-9a-f]{64})", ended.out)
+    assert len(found) == 2, ended.out
+    return set(found)

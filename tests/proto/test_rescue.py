@@ -8,7 +8,7 @@ import pytest
 
 from torch_watchdog_proto.messages import Committed, Leave, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Free, Freed, Holds, Rescue
-from torch_watchdog_proto.stop.coordinator import Tell
+from torch_watchdog_proto.stop.events import Tell
 from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S, SETTLE_S, Effect, Ended, RankFailed, RankOut, RescueCoordinator, Said, Tick
 
 GENERATION = 5

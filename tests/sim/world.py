@@ -26,7 +26,8 @@ from torch_watchdog_proto.messages import (
     Violation,
     WriteCommitted,
 )
-from torch_watchdog_proto.stop.coordinator import Closed, Coordinator, Event, FromRank, RankGone, Refusal, StopRequested, Tell, Tick
+from torch_watchdog_proto.stop.coordinator import Coordinator
+from torch_watchdog_proto.stop.events import Closed, Event, FromRank, RankGone, Refusal, StopRequested, Tell, Tick
 from torch_watchdog_proto.stop.participant import Act, GivenUp, Participant, Pass, Propose, Released, Skip, Wait
 
 HOLD_TIMEOUT = 10.0

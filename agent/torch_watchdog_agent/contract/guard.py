@@ -95,6 +95,11 @@ class Guard:
         """Whether the step at hand is a traced one: what is fetched meanwhile must not land on its tape."""
         return self._tracer.tracing
 
+    @property
+    def ahead(self) -> int | None:
+        """How many batches ahead of its step the loop fetches, as the newest traced step has shown; None where none has."""
+        return self._tracer.ahead
+
     def diagnose(self, error: BaseException) -> Violation | None:
         """What is behind an exception that ends the training: a batch that a rule had doubted, or logits taken for probabilities."""
         return self._guarded(lambda: self._diagnose(error), None)
@@ -107,7 +112,7 @@ class Guard:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
         self._handed = None
         if self._tracer.tracing:
-            self._guarded(self._tracer.end, None)
+            self._guarded(self._tracer.end_at_gate, None)
 
     def repaired(self, batch: object, checked: Checked) -> object | None:
         """A copy of the batch that the model can take, or None where no value makes it so."""

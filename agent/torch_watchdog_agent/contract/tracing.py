@@ -56,6 +56,8 @@ class Tracer:
     mode: TraceMode | None = None
     _call: Call | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
+    ahead: int | None = None  # batches in hand, at the newest traced gate, that came after the newest one in use
+    _newest_used: int = -1
 
     @property
     def tracing(self) -> bool:
@@ -95,6 +97,7 @@ class Tracer:
         if not mode.pop():
             return False
         self.mode, self._call = None, self.call
+        self._newest_used = max((number for number in self.flights if number in mode.tape.used), default=self._newest_used)
         done = {number: flight for number, flight in self.flights.items() if number in mode.tape.touched or flight.waits >= MAX_WAITS}
         waiting = [flight for number, flight in self.flights.items() if number not in done]
         self.flights = {}
@@ -105,6 +108,12 @@ class Tracer:
                 self._learn(mode.tape, done, whole=mode.saw_backward and not mode.full)
             self._wait(waiting)
         return True
+
+    def end_at_gate(self) -> None:
+        """The step is over. A loop that prefetches has batches in hand that only a later step will use."""
+        numbers = tuple(self.flights)
+        if self.end() and self._newest_used >= 0:
+            self.ahead = sum(number > self._newest_used for number in numbers)
 
     def abandon(self) -> None:
         """Stop tracing and forget what is in flight."""

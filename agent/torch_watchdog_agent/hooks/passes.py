@@ -130,8 +130,10 @@ def fetch(one: Pass | None, make: Callable[[], _Batch], source: Callable[[], Sou
     began_ns = time.monotonic_ns()
     try:
         batch = _made(make)
-    except Exception:
+    except Exception as error:
         source()  # that batch will not come
+        if receiver is None and isinstance(error, StopIteration):
+            _ended()
         raise
     target = receiver or one or Pass()
     if not is_training_thread():
@@ -149,7 +151,11 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
         _scan(one, make, None, inside=inside, part=part)
     began_ns = time.monotonic_ns()
     with asking(one, inside=inside):
-        batch = make()
+        try:
+            batch = make()
+        except StopIteration:
+            _ended()
+            raise
     for _ in range(min(skip, len(one.fetched))):
         one.fetched.popleft()
     if not is_training_thread():
@@ -266,6 +272,16 @@ def _fetched(one: Pass, batch: Any, source: Source) -> None:
         return
     checked = None if here_now.skipping else here.fetched(batch, indices=source.indices, worker=source.worker)
     one.fetched.append((batch, source, checked))
+
+
+@guarded("loader")
+def _ended() -> None:
+    """The loop has what there is of this pass: one that prefetches goes on with what it has in hand."""
+    import torch
+
+    here = rank()
+    if here is not None and torch.is_grad_enabled():
+        here.loop.pass_ended()
 
 
 # Instead of handing over

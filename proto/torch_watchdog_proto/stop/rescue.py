@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch_watchdog_proto.messages import Committed, Leave, RankMessage, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
-from torch_watchdog_proto.stop.coordinator import CheckpointFact, Tell
+from torch_watchdog_proto.stop.events import CheckpointFact, Tell
 
 __all__ = ["Ended", "RankFailed", "RankOut", "RescueCoordinator", "Said", "Tick"]
 

@@ -1,6 +1,7 @@
 """Loops that are not a plain `for` over a DataLoader: `other_loops.py NAME --bad INDEX`. Prints `step N loss L` for each update."""
 
 import argparse
+import hashlib
 import os
 import queue
 import threading
@@ -61,6 +62,51 @@ def thread(rows):
     time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
 
 
+def one_ahead(loader):
+    """The next batch is fetched before the one at hand is used."""
+    coming = iter(loader)
+    following = next(coming)
+    while (batch := following) is not None:
+        following = next(coming, None)
+        yield batch, lambda: None
+
+
+def before_update(loader):
+    """The next batch is fetched when this one's backward has run and its update has not."""
+    coming = iter(loader)
+    following = next(coming)
+
+    def fetch():
+        nonlocal following
+        following = next(coming, None)
+
+    while (batch := following) is not None:
+        yield batch, fetch
+
+
+def ahead(rows, prefetching=one_ahead):
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, shuffle=False))
+    for number, (batch, before_step) in enumerate(prefetching(loader)):
+        loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+        optimizer.zero_grad()
+        loss.backward()
+        before_step()
+        if number != options.leave_out:
+            optimizer.step()
+        print(f"step {number} loss {loss.item():.6f}", flush=True)
+    weights = b"".join(weight.detach().numpy().tobytes() for weight in model.parameters())
+    print(f"weights {hashlib.sha256(weights).hexdigest()}", flush=True)
+    dist.destroy_process_group()
+    time.sleep(0.5)
+
+
+def before_step(rows):
+    ahead(rows, before_update)
+
+
 def lightning(rows):
     import lightning.pytorch as pl
 
@@ -87,8 +133,9 @@ def lightning(rows):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("loop", choices=["thread", "lightning"])
+parser.add_argument("loop", choices=["thread", "lightning", "ahead", "before_step"])
 parser.add_argument("--bad", type=int)
+parser.add_argument("--leave-out", type=int)
 options = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(0)

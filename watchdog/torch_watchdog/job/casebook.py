@@ -16,7 +16,7 @@ from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, judge
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
-from torch_watchdog_proto.stop.coordinator import Closed, Found, Opened
+from torch_watchdog_proto.stop.events import Closed, Found, Opened
 from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = ["Casebook"]

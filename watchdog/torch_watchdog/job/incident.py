@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
-from torch_watchdog_proto.stop.coordinator import Closed
+from torch_watchdog_proto.stop.events import Closed
 from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = [

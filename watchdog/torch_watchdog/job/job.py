@@ -38,7 +38,8 @@ from torch_watchdog.rules.death import NOTHING_KNOWN
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import GoodbyeAck, JobStatus, TellRank
 from torch_watchdog_proto.rescue_words import Failed
-from torch_watchdog_proto.stop import coordinator as stop
+from torch_watchdog_proto.stop import events as stop
+from torch_watchdog_proto.stop.coordinator import Coordinator
 from torch_watchdog_proto.stop.rescue import RankFailed
 
 __all__ = ["Job"]
@@ -69,7 +70,7 @@ class Job:
         self._attempt = 0
         self._world_size = 0
         self._ranks: dict[int, RankState] = {}
-        self._coordinator: stop.Coordinator | None = None
+        self._coordinator: Coordinator | None = None
         self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents, assertions=assertions)
         self._losses, self._failures = LossWatch(), FailureWatch()
         self._rescues = self._new_rescues()
@@ -252,7 +253,7 @@ class Job:
             return
         if self._coordinator is None:
             self._world_size = hello.world_size
-            self._coordinator = stop.Coordinator(
+            self._coordinator = Coordinator(
                 world_size=hello.world_size,
                 policy=self.policy,
                 checkpoints_dir=f"{self._run_dir}/checkpoints",

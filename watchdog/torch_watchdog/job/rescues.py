@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog_proto.messages import RankMessage
 from torch_watchdog_proto.rescue_words import Release
-from torch_watchdog_proto.stop.coordinator import Tell
+from torch_watchdog_proto.stop.events import Tell
 from torch_watchdog_proto.stop.rescue import Effect, Ended, RankFailed, RankOut, RescueCoordinator, Said, Tick
 
 __all__ = ["Rescues"]

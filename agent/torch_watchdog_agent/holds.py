@@ -1,0 +1,97 @@
+"""Holding a bad batch: the rank waits until every rank has promised to leave out the step that uses it, and goes on with a legal stand-in.
+
+Owns which steps those are: in a loop that is ahead of its steps a stand-in that was handed over now is used later. Knows the protocol through the gate, and
+nothing of what a violation is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_proto.messages import Hold, Violation
+from torch_watchdog_proto.stop.participant import GivenUp
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.contract.guard import Checked
+    from torch_watchdog_agent.rank import Rank
+
+__all__ = ["Holds"]
+
+
+class Holds:
+    """Runs on the training thread. Every way out other than a return raises BadBatchError with the whole diagnosis."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._in_hand: list[tuple[Violation, int]] = []  # stand-ins that the loop has fetched ahead, and the last window that may use each
+
+    def hold(self, batch: object, checked: Checked, violation: Violation) -> object:
+        """Returns the stand-in, once every rank has promised to veto the step at hand; or, where only a later step can use it, at once.
+
+        Only a later step can where each takes one batch and the loop is ahead by one at least. Collectives of the step at hand may have run by then, so
+        that the others may be past its gate: it is not vetoed.
+        """
+        rank = self._rank
+        clean = rank.guard.repaired(batch, checked) if self._is_gated() else None
+        if clean is None:
+            rank.refused(violation)
+            raise _unanswered(violation, self._why_not())
+        ahead, step = rank.guard.ahead, rank.loop.step
+        windows = rank.loop.windows_ahead(ahead)
+        later = bool(ahead and windows and rank.loop.batches_a_window(ahead) == 1)
+        if not later:
+            self._agree(violation, step, rank.loop.micro_step)
+        if windows:
+            self._in_hand.append((violation, step + windows))
+        self._leave_out(violation, step + later)
+        return clean
+
+    def window_closed(self, number: int) -> None:
+        """The next step may use a stand-in that is in hand: veto it, too. Nothing of that step has been launched yet."""
+        if not self._in_hand:
+            return
+        self._in_hand = [(violation, last) for violation, last in self._in_hand if last > number]
+        if self._in_hand:
+            self._agree(self._in_hand[0][0], number + 1, 0)
+
+    def _agree(self, violation: Violation, step: int, micro_step: int) -> None:
+        """Waits until every rank has promised to veto the step."""
+        from torch_watchdog_agent.hooks.distributed import hold_timeout_s
+
+        rank = self._rank
+        timeout_s = min(rank.config.hold_timeout_s, hold_timeout_s())
+        rank.history.note(f"step {step}: held: {violation.summary}", level=2)
+        hold = Hold(rank=rank.identity.rank, step=step, micro_step=micro_step, violation=violation, timeout_s=timeout_s)
+        if not rank.tell(hold):
+            raise _unanswered(violation, "the node process cannot be reached")
+        decision = rank.gate.hold(step, timeout_s)
+        if isinstance(decision, GivenUp):
+            rank.refused(violation)
+            raise _unanswered(violation, decision.reason)
+
+    def _is_gated(self) -> bool:
+        """Whether a veto would be heeded: not in the first window, nor in a loop that updates by hand, nor where the hook has turned itself off."""
+        from torch_watchdog_agent.hooks.active import is_off
+
+        return self._rank.gate.passed >= 0 and not is_off("optimizer")
+
+    def _why_not(self) -> str:
+        if self._is_gated():
+            return "no legal value can stand in for it"
+        return "no update of this loop has come to a gate yet that could leave it out"
+
+    def _leave_out(self, violation: Violation, step: int) -> None:
+        """The sample must not come back: not in the next epoch, nor in the run that resumes."""
+        rank = self._rank
+        try:
+            rank.quarantine.add(violation, dataset=rank.dataset, rank=rank.identity.rank, step=step)
+        except OSError as error:
+            rank.say(f"a bad sample could not be quarantined ({error}): it may be met again")
+
+
+def _unanswered(violation: Violation, reason: str) -> BadBatchError:
+    """The end of a hold that found no agreement: the whole diagnosis, and why the job could not stop cleanly."""
+    error = BadBatchError(violation)
+    error.add_note(f"the job could not stop at one clean step for it: {reason}")
+    return error
