@@ -21,7 +21,7 @@ from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apa
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.inside import not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract, Lesson
-from torch_watchdog_agent.contract.mode import modes_on_stack, without_modes
+from torch_watchdog_agent.contract.mode import compiled_code_in_the_way, modes_on_stack, without_modes
 from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
 from torch_watchdog_agent.contract.repair import legal_stand_in
 from torch_watchdog_agent.contract.replay import resolver
@@ -72,7 +72,7 @@ class Guard:
         self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
         self._handed: Origin | None = None  # the newest batch that the loop got
         self._off = False
-        self._told_of_devices = False
+        self._told_of_devices = self._told_of_compiled_code = False
         self._told_version = 0
 
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
@@ -172,6 +172,13 @@ class Guard:
             self._told_of_devices = True
             self._say("the loader's batches are on a GPU already: their values are checked in traced steps only, let it return CPU tensors")
 
+    def _tell_of_compiled_code(self) -> None:
+        if not self._told_of_compiled_code:
+            self._told_of_compiled_code = True
+            self._say(
+                f"torch {torch.__version__} cannot set compiled code aside while bounds are learned (2.6 can): none are, no index is checked"
+            )
+
     def _judged(
         self, number: int, leaves: Mapping[str, torch.Tensor], signature: Signature, origin: Origin
     ) -> tuple[Checked, dict[str, Extremes], list[str]]:
@@ -242,6 +249,9 @@ class Guard:
     def _hand_over(self, checked: Checked, batch: object) -> None:
         checked = self._judged_again(checked)
         if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
+            return
+        if compiled_code_in_the_way():
+            self._tell_of_compiled_code()
             return
         self._tracer.end_if_used()
         checked = self._judged_again(checked)

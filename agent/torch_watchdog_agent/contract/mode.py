@@ -22,7 +22,7 @@ from torch_watchdog_agent.contract.tape import Site, Tape
 from torch_watchdog_agent.contract.watchers import Watchers
 from torch_watchdog_agent.errors import BadBatchError
 
-__all__ = ["TraceMode", "modes_on_stack", "without_modes"]
+__all__ = ["TraceMode", "compiled_code_in_the_way", "modes_on_stack", "without_modes"]
 
 MAX_OPERATORS = 200_000  # a step of more (generation) is not recorded to its end
 Examine = Callable[[Site, Sequence[torch.Tensor], torch.Tensor | None], None]
@@ -31,6 +31,12 @@ Examine = Callable[[Site, Sequence[torch.Tensor], torch.Tensor | None], None]
 def modes_on_stack() -> int:
     """How many dispatch modes are pushed on this thread."""
     return int(torch._C._len_torch_dispatch_stack())
+
+
+def compiled_code_in_the_way() -> bool:
+    """Whether something is compiled and this torch (before 2.6) cannot set that aside for a step: under a mode it would compile anew each time."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return not hasattr(torch.compiler, "set_stance") and any(map(callable, getattr(frames, "cached_backends", {}).values()))
 
 
 @contextmanager

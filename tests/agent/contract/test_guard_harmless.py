@@ -206,7 +206,9 @@ def compiled_graphs(*, guarded: bool) -> int:
     loop = Loop(model, step)
     for batch in batches(8):
         loop.step(batch) if guarded else step(model, batch)
-    assert loop.said == []
+    torch._dynamo.reset()
+    can_be_set_aside = hasattr(torch.compiler, "set_stance")  # torch 2.6
+    assert len(loop.said) == (0 if can_be_set_aside or not guarded else 1)
     return len(graphs)
 
 

@@ -10,10 +10,14 @@ import torch.distributed as dist
 from guard_loop import Loop
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn import functional as F  # noqa: N812
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+try:
+    from torch.distributed.tensor import Replicate
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import Replicate
 
 WORDS, PART = 24, 12
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import transformers
 from listening import Heard, listen_to
 
 ROWS, BAD, BATCH = 64, 41, 4
@@ -52,6 +53,7 @@ def test_each_step_of_the_trainer_is_a_window(folder: Path) -> None:
     assert set(heard.samples) == {(BAD, None)}
 
 
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="an older Trainer divides the loss after it has printed it")
 def test_micro_batches_that_the_trainer_fetches_first_get_each_its_own_loss(folder: Path) -> None:
     heard = listen_to(folder, "frameworks.py", "trainer_accumulates")
     assert losses_of(heard) == pytest.approx(heard.printed)
