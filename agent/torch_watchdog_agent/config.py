@@ -25,8 +25,9 @@ class ConfigError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The launcher's word to its ranks. `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is
-    not it. `resume`: the checkpoint that `restore()` takes by default. `bounds`: declared for tensors of the batch. `scan`: look at the
-    data instead of training on it; `scan_after`: the folder of an interrupted scan.
+    not it. `signal_grace_s`: how long a signal may be held back for a checkpoint; None: not at all. `resume`: the checkpoint that
+    `restore()` takes by default. `bounds`: declared for tensors of the batch. `scan`: look at the data instead of training on it;
+    `scan_after`: the folder of an interrupted scan.
     """
 
     job: str
@@ -40,6 +41,7 @@ class AgentConfig:
     hold_timeout_s: float = 10.0
     grace_s: float = 300.0
     keeper: bool = True
+    signal_grace_s: float | None = None
     solo: bool = False
     by_accelerate: bool = False
     resume: str | None = None

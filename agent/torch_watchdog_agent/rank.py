@@ -24,13 +24,14 @@ from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.holds import Holds
 from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.preemption import Preemption
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
 from torch_watchdog_agent.recorder import Recorder
 from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
-from torch_watchdog_proto.messages import Commit, Finished, Noticed, Order, RankHello, RankMessage, Refused, Vetoed, Violation
+from torch_watchdog_proto.messages import Commit, Finished, Noticed, Order, RankHello, RankMessage, Refused, Signalled, Vetoed, Violation
 from torch_watchdog_proto.stop.participant import Act, Skip
 
 if TYPE_CHECKING:
@@ -99,9 +100,15 @@ class Rank:
         self._contract_written = ""
         self._gates_seen = self._trains_in_eval = False
         self._looked_inside = False
+        self._install_preemption()
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
+
+    def _install_preemption(self) -> None:
+        grace_s = self.config.signal_grace_s
+        if grace_s is not None and self.line is not None and self.scan is None:
+            Preemption(lambda number: self.tell(Signalled(rank=self.identity.rank, signal=number)), grace_s=grace_s).install()
 
     def _connect(self) -> ControlLine | None:
         import torch

@@ -170,6 +170,7 @@ _RANK: dict[str, type[Any]] = {
     "committed": messages.Committed,
     "left": messages.Left,
     "finished": messages.Finished,
+    "signalled": messages.Signalled,
     "note": messages.RankNote,
     "failed": rescue_words.Failed,
     "freed": rescue_words.Freed,

@@ -213,6 +213,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled:
+    """The rank got a signal that asks for its end, and trains on until the job stops with it, or its grace is over."""
+
+    rank: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankNote:
     """A fact worth one line on the timeline (a hook turned off, what is not covered, the learned contract is on disk)."""
 
@@ -222,7 +230,21 @@ class RankNote:
 
 
 RankMessage: TypeAlias = (
-    RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | RankNote | Failed | Freed
+    RankHello
+    | Hold
+    | Refused
+    | Noticed
+    | Ack
+    | Vetoed
+    | Saving
+    | Saved
+    | Committed
+    | Left
+    | Finished
+    | Signalled
+    | RankNote
+    | Failed
+    | Freed
 )
 
 

@@ -96,7 +96,7 @@ def test_a_launcher_that_restarts_its_ranks_does_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_wrapper_ends_the_launch_as_it_ends_a_plain_one(launcher: str, number: signal.Signals, tmp_path: Path) -> None:
     ends = []
-    for wrapper in ([], watchdog(tmp_path)):
+    for wrapper in ([], [*watchdog(tmp_path), "--on-signal", "pass"]):
         command = [*wrapper, *LAUNCHERS[launcher], SCRIPT, "--steps", "2000", "--step-time-s", "0.05"]
         process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.plan import is_job_name
@@ -24,6 +24,9 @@ __all__ = ["LaunchConfig", "load_config"]
 DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
 LONGEST_GRACE_S = 86_400
+
+
+OnSignal: TypeAlias = Literal["checkpoint", "pass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class LaunchConfig:
     directory: Path = Path("watchdog_runs")
     grace_s: float = 300.0
     keeper: bool = True
+    on_signal: OnSignal = "checkpoint"
+    signal_grace_s: float = 25.0
     web: str | None = None
     resume: str | None = None
     quarantine: Path | None = None
@@ -63,7 +68,7 @@ def _given(name: str, flags: Mapping[str, Any], path: Path, values: Mapping[str,
     """The value as it was given, None where it was not, and the place where a person can mend it. An empty variable gives nothing."""
     variable = PREFIX + name.upper()
     if name in flags:
-        return f"--{name}", flags[name]
+        return f"--{name.replace('_', '-')}", flags[name]
     if os.environ.get(variable):
         return variable, os.environ[variable]
     return f"{path}, {name}", values.get(name)
@@ -144,6 +149,12 @@ def _grace(value: Any) -> float:
     raise ValueError(f"must be a number of seconds, more than 0 and at most {LONGEST_GRACE_S}")
 
 
+def _on_signal(value: Any) -> str:
+    if value in typing.get_args(OnSignal):
+        return str(value)
+    raise ValueError(f"must be one of {', '.join(typing.get_args(OnSignal))}")
+
+
 def _keeper(value: Any) -> bool:
     word = str(value).lower()
     if word in ("true", "1", "yes", "on"):
@@ -182,7 +193,7 @@ def _is_bound(value: Any) -> bool:
     return all(type(number) is int for number in value.values()) and value.get("low", 0) <= value.get("high", float("inf"))
 
 
-_FIELDS = {"dir": "directory", "grace": "grace_s"}  # what a person writes is shorter than what we call it
+_FIELDS = {"dir": "directory", "grace": "grace_s", "signal_grace": "signal_grace_s"}  # what a person writes is shorter than what we call it
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "policy": _policy,
     "daemon": _daemon,
@@ -190,6 +201,8 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "dir": _folder,
     "grace": _grace,
     "keeper": _keeper,
+    "on_signal": _on_signal,
+    "signal_grace": _grace,
     "web": _web,
     "resume": _resume,
     "quarantine": _quarantine,

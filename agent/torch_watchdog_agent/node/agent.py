@@ -39,6 +39,12 @@ class NodeAgent:
         self._thread.start()
         self._ready.result(_START_TIMEOUT_S)
 
+    def signal_ranks(self, number: int) -> None:
+        """Sends the signal to every rank of this node that is connected."""
+        if self._ready.done() and self._thread.is_alive():
+            work, loop = self._ready.result(timeout=0)
+            loop.call_soon_threadsafe(work.signal_ranks, number)
+
     def finish(self, exit_code: int, signal: int | None = None, *, timeout_s: float = 10.0) -> JobOutcome:
         """Call once the wrapped command has ended: reads what the rings still hold, reports it, asks the daemon how the job ended.
 

@@ -6,6 +6,7 @@ Owns the order of opening and closing, and the order in which this node saw thin
 from __future__ import annotations
 
 import asyncio
+import os
 import signal as signals
 import threading
 import time
@@ -62,6 +63,11 @@ class NodeWork:
         self._gpus.start(asyncio.get_running_loop())
         works = ((self._link.run(), "the line to the daemon"), (self._poll_rings(), "the reader of the step records"))
         self._tasks = [asyncio.create_task(self._guarded(work, what)) for work, what in works]
+
+    def signal_ranks(self, number: int) -> None:
+        for said in self._relay.hellos():
+            with suppress(OSError):
+                os.kill(said.message.pid, number)  # type: ignore[union-attr]  # a rank's first words
 
     async def end(self, exit_code: int, signal: int | None) -> JobOutcome:
         """Reads and reports what is left, then asks how the job ended."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -75,6 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--end", default="ok", choices=["ok", "exit3", "raise", "kill"])
     parser.add_argument("--out", help="folder for the final digests")
     parser.add_argument("--meet", help="folder: after step 3 rank 0 writes `here` and waits for `go`")
+    parser.add_argument("--ends-by-signal", action="store_true", help="SIGTERM and SIGUSR1 end the loop after the step at hand")
     parser.add_argument("--trail", help="folder for a file a rank that says how the script ended")
     return parser.parse_args()
 
@@ -85,6 +87,24 @@ def meet(folder: Path) -> None:
     deadline = time.monotonic() + 60
     while not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+class EndsBySignal:
+    """As a careful script does it: the ranks agree on the step after which they end."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.got = rank, 0
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self.note)
+
+    def note(self, number: int, frame: object) -> None:
+        say(f"rank {self.rank} got signal {number}")
+        self.got = 1
+
+    def agreed(self) -> bool:
+        flag = torch.tensor(self.got)
+        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        return bool(flag)
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -117,7 +137,7 @@ def main() -> None:
     rows = Rows(args.rows, args.bad)
     sampler = DistributedSampler(rows, shuffle=True) if world > 1 else RandomSampler(rows)
     loader = DataLoader(rows, batch_size=args.batch, sampler=sampler, num_workers=args.workers, multiprocessing_context=args.context)
-    first_epoch, step = 0, 0
+    first_epoch, step, ends = 0, 0, EndsBySignal(rank) if args.ends_by_signal else None
     if args.restore:
         import torch_watchdog_agent
 
@@ -143,6 +163,10 @@ def main() -> None:
                 step += 1
                 if step == 4 and args.meet and rank == 0:
                     meet(Path(args.meet))
+                if ends is not None and ends.agreed():
+                    break
+            if ends is not None and ends.agreed():
+                break
                 if step == 3 and args.end == "raise" and rank == world - 1:
                     raise ValueError("a fault of the script's own")
                 if step == 3 and args.end == "kill" and rank == world - 1:

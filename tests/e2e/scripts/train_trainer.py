@@ -107,14 +107,16 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--meet")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--jit", action="store_true", help="the Trainer's own checkpoint on SIGTERM")
     parser.add_argument("--out")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(7)
     args = TrainingArguments(
-        output_dir="trained", per_device_train_batch_size=4, num_train_epochs=2, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
+        output_dir="trained", per_device_train_batch_size=4, num_train_epochs=given.epochs, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
         logging_steps=1, save_strategy="steps", save_steps=2, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
-        remove_unused_columns=False,
+        remove_unused_columns=False, **({"enable_jit_checkpoint": True} if given.jit else {}),
     )  # fmt: skip
     each = EachStep()
     trainer = Loud(model=Net(), args=args, train_dataset=Rows(48, given.bad), data_collator=Collate(given.instead), callbacks=[each])

@@ -118,7 +118,7 @@ def test_help_lists_every_command(runs: Runs) -> None:
         assert f"\n  {name} " in text
 
 
-@pytest.mark.parametrize("option", ["--alert", "--on-signal", "--signal-grace"])
+@pytest.mark.parametrize("option", ["--alert"])
 def test_an_option_that_is_not_built_is_unknown_rather_than_ignored(runs: Runs, option: str) -> None:
     done = runs(option, "x", "true")
     assert done.returncode == 2 and "No such option" in done.stderr

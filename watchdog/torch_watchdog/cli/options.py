@@ -23,6 +23,8 @@ _LAUNCH_OPTIONS = (
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings (default: watchdog.toml where there is one)."),
     click.option("--grace", metavar="SECONDS", help="How long a save after a fault or a stop may take (default: 300)."),
     click.option("--web", metavar="auto|HOST:PORT", help="Serve this launch's page, API and metrics (auto: a free port of this host)."),
+    click.option("--on-signal", metavar="checkpoint|pass", help="SIGTERM or SIGUSR1 saves and stops the job (default), or acts as ever."),
+    click.option("--signal-grace", metavar="SECONDS", help="How long such a signal may be held back (default: 25)."),
     click.option("--no-keeper", is_flag=True, help="Do not hold the launcher back while ranks save."),
     click.option("--resume", metavar="PATH", help="Checkpoint that the script's restore() takes."),
     click.option("--quarantine", metavar="FILE", help="Samples to leave out from the start, as an earlier run wrote them."),
@@ -58,7 +60,9 @@ def settings(context: click.Context) -> LaunchConfig:
     """Flags before and after the command's name, environment, file, defaults. Raises ConfigError."""
     given = _given(context)
     flags: dict[str, Any] = {
-        name: given[name] for name in ("policy", "daemon", "job", "dir", "grace", "web", "resume", "quarantine") if name in given
+        name: given[name]
+        for name in ("policy", "daemon", "job", "dir", "grace", "on_signal", "signal_grace", "web", "resume", "quarantine")
+        if name in given
     }
     if given.get("no_keeper"):
         flags["keeper"] = False
@@ -69,7 +73,7 @@ def given_words(context: click.Context) -> tuple[str, ...]:
     """Our own options as they were typed, for the line that resumes; a new run gets a new name and another checkpoint."""
     given = _given(context)
     words: list[str] = []
-    for name in ("policy", "daemon", "dir", "config", "grace", "web"):
+    for name in ("policy", "daemon", "dir", "config", "grace", "on_signal", "signal_grace", "web"):
         if name in given:
-            words += [f"--{name}", str(given[name])]
+            words += [f"--{name.replace('_', '-')}", str(given[name])]
     return (*words, "--no-keeper") if given.get("no_keeper") else tuple(words)

@@ -34,7 +34,7 @@ from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.job.rescues import Rescues
 from torch_watchdog.rules.assertions import Catalogue
-from torch_watchdog.rules.death import NOTHING_KNOWN
+from torch_watchdog.rules.death import NOTHING_KNOWN, signal_name
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import GoodbyeAck, JobStatus, TellRank
 from torch_watchdog_proto.rescue_words import Failed
@@ -77,6 +77,7 @@ class Job:
         self._first: FirstFailure | None = None  # named; its rescue is still under way
         self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
         self._retry_at = 0.0
+        self._preempted = False
         self._order_open = False
         self._why_given_up: str | None = None
         self._leave_code: int | None = None  # of the newest order that tells ranks to leave
@@ -236,6 +237,8 @@ class Job:
         rank.left = rank.left or isinstance(message, m.Left)
         if isinstance(message, m.RankNote):
             effects.append(self._event(now, "rank.note", rank=message.rank, text=message.text, level=message.level))
+        if isinstance(message, m.Signalled):
+            effects += self._on_signalled(message, now)
         if isinstance(message, Failed):
             effects += self._on_failed(rank, message, now)
         effects += self._tell_each(self._rescues.said(message, now))
@@ -303,6 +306,16 @@ class Job:
         request = stop.StopRequested(kind=event.kind, by=event.by, reason=reason, exit_code=0, save=True, leave=leave)
         return tuple(self._tell_coordinator(request, now))
 
+    def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
+        """Whoever takes the machine away signals every rank, or one node's, and perhaps twice: that is one order."""
+        if self._preempted or self.policy == "observe":
+            return
+        self._preempted = True
+        name = signal_name(message.signal)
+        yield self._event(now, "rank.signalled", rank=message.rank, text=f"rank {message.rank} got {name}: the job saves and stops")
+        request = stop.StopRequested(kind="order.preemption", by=name, reason=f"{name} from outside", exit_code=128 + message.signal)
+        yield from self._want(request, now)
+
     def _on_tick(self, now: float) -> tuple[Effect, ...]:
         effects = [*self._tell_coordinator(stop.Tick(), now), *self._tell_each(self._rescues.tick(now))]
         if self._wanted is not None and now >= self._retry_at:
@@ -317,7 +330,7 @@ class Job:
             return ()
         self._attempt, self._ranks, self._coordinator = attempt, {}, None
         self._losses, self._failures, self._rescues, self._first = LossWatch(), FailureWatch(), self._new_rescues(), None
-        self._wanted, self._order_open, self._last_closed = None, False, None
+        self._wanted, self._order_open, self._last_closed, self._preempted = None, False, None, False
         self._casebook.begin_attempt(attempt)
         return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {attempt}"),)
 

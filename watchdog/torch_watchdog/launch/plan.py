@@ -18,6 +18,7 @@ __all__ = [
     "LaunchPlan",
     "is_by_accelerate",
     "is_job_name",
+    "is_launcher",
     "is_solo",
     "job_name",
     "option",
@@ -95,6 +96,12 @@ def is_solo(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 def is_by_accelerate(command: Sequence[str]) -> bool:
     """Whether the command's own process is `accelerate launch`, which sets RANK only where it starts several."""
     return _starter(command) == "accelerate"
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Whether the command's own process is one of those that start the ranks themselves."""
+    names = {word if word in LAUNCHER_MODULES else PurePath(word).name for word in command[: script_position(command)]}
+    return bool(names & (LAUNCHERS | LAUNCHER_MODULES))
 
 
 def _starter(command: Sequence[str]) -> Starter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from torch_watchdog.config import LaunchConfig
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.places import here
-from torch_watchdog.launch.plan import AGENT_VARIABLE, ranks_asked_for
+from torch_watchdog.launch.plan import AGENT_VARIABLE, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, summarise
 from torch_watchdog.launch.watch import Watch, open_watch
@@ -95,11 +96,19 @@ def run_command(watch: Watch, mask: set[int], witness: Witness) -> int:
     early = signals.pending_end()
     if early is not None:
         return early  # as a wait status: died by this signal
+    instead = _for_the_ranks_alone(watch)
     try:
-        pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask)
+        pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask, ignored=tuple(instead))
     except OSError as error:
         return _cannot_start(watch.plan.command, error) << 8
-    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()))
+    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()), instead=instead)
+
+
+def _for_the_ranks_alone(watch: Watch) -> dict[signal.Signals, Callable[[], None]]:
+    """torchrun would end by SIGUSR1, and leave its ranks behind: it gets none, and they get what was meant for them."""
+    if not watch.saves_on_signal or not is_launcher(watch.plan.command):
+        return {}
+    return {signal.SIGUSR1: lambda: watch.signal_ranks(signal.SIGUSR1)}
 
 
 def _cannot_start(command: Sequence[str], error: OSError) -> int:

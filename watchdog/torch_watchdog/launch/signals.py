@@ -6,11 +6,13 @@ handler ever runs in the middle of anything. It must not know jobs or daemons.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 from torch_watchdog.launch.witness import Witness
@@ -37,12 +39,19 @@ def pending_end() -> int | None:
     return min(waiting) if waiting else None
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: set[int]) -> int:
-    """Starts the command in our process group, with our own stdin, stdout and stderr. Raises OSError where it cannot be started.
+def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: set[int], ignored: Sequence[signal.Signals] = ()) -> int:
+    """Starts the command in our process group, with our own stdin, stdout and stderr; it begins with `ignored` signals ignored. Raises OSError.
 
     posix_spawn, not fork: gRPC's threads are running, and nothing of ours may run in the child.
     """
-    return os.posix_spawnp(command[0], list(command), environment, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in ignored
+    }  # as the child finds it; here they are blocked and waited for
+    try:
+        return os.posix_spawnp(command[0], list(command), environment, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def replace_with(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -52,10 +61,17 @@ def replace_with(command: Sequence[str], environment: Mapping[str, str]) -> NoRe
     os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command, without a shell in between
 
 
-def wait_forwarding(pid: int, witness: Witness, *, tick: Callable[[], None], interval_s: float = 1.0) -> int:
+def wait_forwarding(
+    pid: int,
+    witness: Witness,
+    *,
+    tick: Callable[[], None],
+    instead: Mapping[signal.Signals, Callable[[], None]] = MappingProxyType({}),
+    interval_s: float = 1.0,
+) -> int:
     """Waits for the command, passing on what came for us alone (`kill PID`; not Ctrl-C, `kill %1` or `timeout`, which reach the command too).
 
-    Calls `tick` about every `interval_s`. Returns the wait status.
+    Calls `tick` about every `interval_s`. `instead`: what is done with a signal in place of passing it on. Returns the wait status.
     """
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -66,7 +82,7 @@ def wait_forwarding(pid: int, witness: Witness, *, tick: Callable[[], None], int
             witness.forget()
             tick()
         elif info.si_signo in FORWARDED and not witness.saw(info.si_signo):
-            _send(pid, info.si_signo)
+            instead.get(signal.Signals(info.si_signo), functools.partial(_send, pid, info.si_signo))()
 
 
 def _send(pid: int, number: int) -> None:

@@ -75,6 +75,13 @@ class Watch:
         traces = [*self.directory.logs.glob("rank-*.log"), *self.directory.contract_file(0).parent.glob("rank-*.json")]
         return len({path.stem for path in traces})
 
+    @property
+    def saves_on_signal(self) -> bool:
+        return self.seat.config.on_signal == "checkpoint" and self.seat.config.policy != "observe"
+
+    def signal_ranks(self, number: int) -> None:
+        self.node.signal_ranks(number)
+
     def finish(self, exit_code: int, signal: int | None) -> JobOutcome:
         return self.node.finish(exit_code, signal)
 
@@ -160,6 +167,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         launcher_pid=os.getpid(),
         grace_s=config.grace_s,
         keeper=config.keeper,
+        signal_grace_s=config.signal_grace_s if config.on_signal == "checkpoint" and config.policy != "observe" else None,
         solo=is_solo(command, os.environ),
         by_accelerate=is_by_accelerate(command),
         resume=config.resume,

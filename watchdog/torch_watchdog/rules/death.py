@@ -121,7 +121,7 @@ def _out_of_memory(end: RankEnd, where: str) -> Verdict:
 
 
 def _died(end: RankEnd, where: str) -> Verdict:
-    name = _signal_name(end.signal)
+    name = signal_name(end.signal)
     if end.signal in _ASKED_TO_END:
         return Verdict(
             kind="rank.died",
@@ -147,7 +147,7 @@ _SIGNAL_MEANINGS: dict[int, str] = {
 }
 
 
-def _signal_name(number: int | None) -> str:
+def signal_name(number: int | None) -> str:
     try:
         return signals.Signals(number or 0).name
     except ValueError:

@@ -1,0 +1,63 @@
+"""SIGTERM or SIGUSR1 becomes one checkpoint and stop of the whole job: the rank that is signalled tells the daemon, and trains on to the boundary.
+
+Owns the two handlers of a rank, and the time that they hold the signal's own effect back. A handler of the script's, or of its framework, wins:
+ours stands only where there was none, and does nothing once another has taken its place. It must not know how a job stops.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+__all__ = ["SIGNALS", "Preemption"]
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_POLL_S = 0.2
+
+
+class Preemption:
+    """`tell` brings the news of a signal to the daemon; False where nobody hears it. Everything else runs on the main thread."""
+
+    def __init__(self, tell: Callable[[int], bool], *, grace_s: float) -> None:
+        self._tell, self._grace_s = tell, grace_s
+        self._pid = os.getpid()
+        self._told = self._is_due = False
+
+    def install(self) -> tuple[signal.Signals, ...]:
+        """Takes the signals that nobody handles; returns them. None of them on another than the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return ()
+        taken = tuple(number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN))
+        for number in taken:
+            signal.signal(number, self._on_signal)
+        return taken
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
+        if signal.getsignal(number) != self._on_signal:
+            return  # called on by a handler that came after us: the signal is that one's
+        if self._is_due or os.getpid() != self._pid:
+            self._let_it_act(number)
+        elif not self._told:
+            self._told = True
+            # Bare, because a handler may come in between any two bytecodes: a lock that it needs may be held by the very thread that it interrupts.
+            _thread.start_new_thread(self._wait_for_the_end, (number,))
+
+    def _wait_for_the_end(self, number: int) -> None:
+        """The process leaves by the job's order within the grace; else the signal comes into its own."""
+        end_s = time.monotonic() + self._grace_s
+        if self._tell(number):
+            while time.monotonic() < end_s:
+                time.sleep(_POLL_S)
+        self._is_due = True
+        os.kill(self._pid, number)
+
+    def _let_it_act(self, number: int) -> None:
+        """In a forked child SIGUSR1 means nothing: the launch was started with it ignored, so that it ends no launcher."""
+        forked = os.getpid() != self._pid
+        signal.signal(number, signal.SIG_IGN if forked and number == signal.SIGUSR1 else signal.SIG_DFL)
+        os.kill(os.getpid(), number)

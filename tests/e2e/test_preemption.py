@@ -1,0 +1,144 @@
+"""SIGTERM and SIGUSR1, to one process of a launch or to all at once, become one checkpoint and stop; whoever has a handler of its own keeps it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launching import Ended, ended, launch, script, start, torchrun, until, watchdog
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def tree(pid: int) -> list[int]:
+    """The process and everything below it, in whatever session."""
+    parents = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = [pid]
+    for parent in found:
+        found += [child for child, its in parents.items() if its == parent]
+    return found
+
+
+def to_the_wrapper(process: subprocess.Popen[str], number: int) -> None:
+    process.send_signal(number)
+
+
+def to_everybody(process: subprocess.Popen[str], number: int) -> None:
+    for pid in tree(process.pid):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def to_the_launcher(process: subprocess.Popen[str], number: int) -> None:
+    (launcher,) = (
+        pid for pid in tree(process.pid) if b"/torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes() and is_child(pid, process.pid)
+    )
+    os.kill(launcher, number)
+
+
+def is_child(pid: int, parent: int) -> bool:
+    return pid != parent and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == parent
+
+
+def signalled(folder: Path, send: Callable[[subprocess.Popen[str], int], None], number: int, command: list[str], *options: str) -> Ended:
+    """A launch that is signalled when it has trained for some steps, and then goes on."""
+    process = start(folder, [*watchdog("--job", "job", *options), *command])
+    until(lambda: (folder / "here").exists() or process.poll() is not None, "rank 0 waits")
+    assert process.poll() is None, (folder / "err").read_text()
+    send(process, number)
+    (folder / "go").touch()
+    return ended(process, folder)
+
+
+def losses(*runs: Ended) -> set[str]:
+    return {line for run in runs for line in run.lines(r"step \d+ loss")}
+
+
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (to_the_wrapper, signal.SIGTERM),
+        (to_the_wrapper, signal.SIGUSR1),
+        (to_everybody, signal.SIGTERM),
+        (to_everybody, signal.SIGUSR1),
+        (to_the_launcher, signal.SIGTERM),
+    ],
+)
+def test_the_job_is_saved_once_and_stops_with_the_signals_code(
+    send: Callable[[subprocess.Popen[str], int], None], number: signal.Signals, tmp_path: Path
+) -> None:
+    run = signalled(tmp_path, send, number, torchrun(*script("train.py", "--epochs", 40, "--meet", tmp_path)))
+    assert run.code == 128 + number, run.err
+    (incident,) = run.incidents
+    assert (incident["kind"], incident["action"]["exit_code"]) == ("order.preemption", 128 + number)
+    assert len(list((run.run_dir / "checkpoints").glob("*/COMMITTED"))) == 1
+    assert number.name in run.err and "resume watchdog" in run.err
+
+
+def test_a_job_that_was_taken_off_its_machine_resumes_bit_identically(tmp_path: Path) -> None:
+    run = signalled(tmp_path, to_everybody, signal.SIGTERM, torchrun(*script("train.py", "--meet", tmp_path)))
+    checkpoint = run.incidents[0]["action"]["checkpoint"]["path"]
+    (tmp_path / "again").mkdir()
+    resumed = launch(tmp_path / "again", [*watchdog("--resume", checkpoint), *torchrun(*script("train.py", "--restore", "--out", "out"))])
+    plain = launch(tmp_path, torchrun(*script("train.py", "--out", "out")))
+    assert (run.code, resumed.code, plain.code) == (143, 0, 0), resumed.err
+    assert losses(run, resumed) == losses(plain) and losses(run).isdisjoint(losses(resumed))
+    for rank in (0, 1):
+        assert (tmp_path / "again" / "out" / f"digest-{rank}").read_text() == (tmp_path / "out" / f"digest-{rank}").read_text()
+
+
+def test_a_single_process_is_saved_too(tmp_path: Path) -> None:
+    run = signalled(tmp_path, to_the_wrapper, signal.SIGUSR1, ["python", *script("train.py", "--epochs", 40, "--meet", tmp_path)])
+    assert run.code == 128 + signal.SIGUSR1, run.err
+    assert len(list((run.run_dir / "checkpoints").glob("*/COMMITTED"))) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_scripts_own_handler_wins_and_nothing_is_saved_twice(number: signal.Signals, tmp_path: Path) -> None:
+    """It ends its loop in its own way: as without us, whose handlers it does not meet."""
+    command = torchrun(*script("train.py", "--epochs", 40, "--meet", tmp_path, "--ends-by-signal"))
+    run = signalled(tmp_path, to_the_wrapper, number, command)
+    assert run.lines("done") == ["rank 0 done", "rank 1 done"], run.err
+    assert run.lines("got signal") == [f"rank {rank} got signal {int(number)}" for rank in (0, 1)]
+    assert not (run.run_dir / "checkpoints").exists() and run.incidents == []
+
+
+def test_with_pass_a_signal_acts_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    command = torchrun(*script("train.py", "--epochs", 40, "--meet", tmp_path / "plain"))
+    process = start(tmp_path / "plain", command)
+    until(lambda: (tmp_path / "plain" / "here").exists(), "rank 0 waits")
+    process.send_signal(signal.SIGTERM)
+    plain = ended(process, tmp_path / "plain")
+    run = signalled(
+        tmp_path, to_the_wrapper, signal.SIGTERM, torchrun(*script("train.py", "--epochs", 40, "--meet", tmp_path)), "--on-signal", "pass"
+    )
+    assert run.code == plain.code and not (run.run_dir / "checkpoints").exists()
+
+
+def test_trainers_own_checkpoint_on_a_signal_wins(tmp_path: Path) -> None:
+    command = torchrun(*script("train_trainer.py", "--meet", tmp_path, "--jit", "--epochs", 40))
+    run = signalled(tmp_path, to_the_wrapper, signal.SIGTERM, command)
+    saved = sorted(path.name for path in (tmp_path / "trained").iterdir())
+    assert not any((tmp_path / "trained" / name / "watchdog.json").exists() for name in saved), run.err
+    assert all(incident["kind"] != "order.preemption" for incident in run.incidents)
+
+
+def test_a_trainer_without_one_is_saved_by_us_where_it_finds_it(tmp_path: Path) -> None:
+    run = signalled(tmp_path, to_everybody, signal.SIGTERM, torchrun(*script("train_trainer.py", "--meet", tmp_path, "--epochs", 40)))
+    assert run.code == 143, run.err
+    (incident,) = run.incidents
+    place = Path(incident["action"]["checkpoint"]["path"])
+    assert place.parent == tmp_path / "trained" and (place / "COMMITTED").exists()
