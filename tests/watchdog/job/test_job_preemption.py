@@ -1,0 +1,70 @@
+"""Signals that ask for a job's end: one order, however many ranks were signalled and how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torch_watchdog.job.events import Effect, NodeJoined, RankSpoke, SendOrder, Tick, WriteIncident
+from torch_watchdog.job.job import Job
+from torch_watchdog_proto import messages as m
+
+RETRY_S = 1.0
+
+
+class Run:
+    def __init__(self, policy: m.Policy = "stop", ranks: tuple[int, ...] = (0, 1)) -> None:
+        hello = m.NodeHello(job="job", node="node", version="0.1.0", policy=policy, command=("train",), run_dir="/runs/job", session="s")
+        self.now = 1_800_000_000.0
+        self.job = Job(hello, started_s=self.now)
+        self.handle(NodeJoined(hello=hello))
+        for rank in ranks:
+            self.hello(rank)
+
+    def handle(self, event: Any) -> tuple[Effect, ...]:
+        return self.job.handle(event, now=self.now)
+
+    def hello(self, rank: int) -> None:
+        self.say(m.RankHello(rank=rank, local_rank=rank, world_size=2, pid=10 + rank, attempt=0, host="h", version="0.1.0"))
+
+    def say(self, message: m.RankMessage) -> tuple[Effect, ...]:
+        return self.handle(RankSpoke(node="node", attempt=0, message=message))
+
+
+def orders(effects: tuple[Effect, ...]) -> list[m.Order]:
+    return [effect.tell.order for effect in effects if isinstance(effect, SendOrder)]
+
+
+@pytest.mark.parametrize("number", [10, 15])
+def test_a_signal_to_one_rank_stops_the_job_with_a_checkpoint_and_the_signals_code(number: int) -> None:
+    run = Run()
+    effects = run.say(m.Signalled(rank=1, signal=number))
+    assert [type(order) for order in orders(effects)] == [m.Prepare, m.Prepare]
+    (incident,) = (effect.incident for effect in effects if isinstance(effect, WriteIncident))
+    assert incident["kind"] == "order.preemption" and "SIG" in incident["summary"]
+    run.say(m.Ack(rank=0, generation=1, passed=3))
+    commits = orders(run.say(m.Ack(rank=1, generation=1, passed=3)))
+    assert {(commit.save, commit.leave, commit.exit_code) for commit in commits if isinstance(commit, m.Commit)} == {
+        (True, True, 128 + number)
+    }
+
+
+def test_a_second_signal_to_whichever_rank_changes_nothing() -> None:
+    run = Run()
+    run.say(m.Signalled(rank=1, signal=15))
+    assert orders(run.say(m.Signalled(rank=0, signal=15))) == orders(run.say(m.Signalled(rank=1, signal=10))) == []
+    assert len(run.job.incidents) == 1
+
+
+def test_an_order_that_cannot_be_given_yet_is_given_once_every_rank_is_there() -> None:
+    run = Run(ranks=(0,))
+    assert orders(run.say(m.Signalled(rank=0, signal=15))) == []
+    run.hello(1)
+    run.now += RETRY_S
+    assert [type(order) for order in orders(run.handle(Tick()))] == [m.Prepare, m.Prepare]
+
+
+def test_a_job_that_is_only_observed_is_left_alone() -> None:
+    run = Run(policy="observe")
+    assert run.say(m.Signalled(rank=0, signal=15)) == ()
