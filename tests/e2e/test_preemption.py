@@ -42,14 +42,8 @@ def to_everybody(process: subprocess.Popen[str], number: int) -> None:
 
 
 def to_the_launcher(process: subprocess.Popen[str], number: int) -> None:
-    (launcher,) = (
-        pid for pid in tree(process.pid) if b"/torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes() and is_child(pid, process.pid)
-    )
+    (launcher,) = (pid for pid in tree(process.pid) if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].endswith(b"/torchrun"))
     os.kill(launcher, number)
-
-
-def is_child(pid: int, parent: int) -> bool:
-    return pid != parent and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == parent
 
 
 def signalled(folder: Path, send: Callable[[subprocess.Popen[str], int], None], number: int, command: list[str], *options: str) -> Ended:
@@ -91,12 +85,14 @@ def test_a_job_that_was_taken_off_its_machine_resumes_bit_identically(tmp_path: 
     run = signalled(tmp_path, to_everybody, signal.SIGTERM, torchrun(*script("train.py", "--meet", tmp_path)))
     checkpoint = run.incidents[0]["action"]["checkpoint"]["path"]
     (tmp_path / "again").mkdir()
-    resumed = launch(tmp_path / "again", [*watchdog("--resume", checkpoint), *torchrun(*script("train.py", "--restore", "--out", "out"))])
-    plain = launch(tmp_path, torchrun(*script("train.py", "--out", "out")))
+    resumed = launch(
+        tmp_path / "again", [*watchdog("--resume", checkpoint), *torchrun(*script("train.py", "--restore", "--out", "digests"))]
+    )
+    plain = launch(tmp_path, torchrun(*script("train.py", "--out", "digests")))
     assert (run.code, resumed.code, plain.code) == (143, 0, 0), resumed.err
     assert losses(run, resumed) == losses(plain) and losses(run).isdisjoint(losses(resumed))
     for rank in (0, 1):
-        assert (tmp_path / "again" / "out" / f"digest-{rank}").read_text() == (tmp_path / "out" / f"digest-{rank}").read_text()
+        assert (tmp_path / "again" / "digests" / f"digest-{rank}").read_text() == (tmp_path / "digests" / f"digest-{rank}").read_text()
 
 
 def test_a_single_process_is_saved_too(tmp_path: Path) -> None:
