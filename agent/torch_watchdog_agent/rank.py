@@ -32,6 +32,7 @@ from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_proto.messages import Commit, Finished, Noticed, Order, RankHello, RankMessage, Refused, Signalled, Vetoed, Violation
+from torch_watchdog_proto.rescue_words import Look
 from torch_watchdog_proto.stop.participant import Act, Skip
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ class Rank:
         return line
 
     def _ordered(self, order: Order) -> tuple[RankMessage, ...]:
+        if isinstance(order, Look):
+            return (self.rescuer.looked(order),)
         return () if self.rescuer.takes(order) else self.gate.on_order(order)
 
     def _open_ring(self) -> Recorder | None:
@@ -327,7 +330,7 @@ class Rank:
             self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
             self._go_on(number, applied=False)
             return VETOED
-        self.rescuer.at_gate()
+        self.rescuer.at_gate(optimizer)
         return number
 
     def _act_at_gate(self, commit: Commit, number: int) -> None:
@@ -342,12 +345,13 @@ class Rank:
 
     def leave_gate(self, number: int) -> None:
         """The update of the window has been applied."""
-        self.rescuer.after_gate()
-        self._go_on(number, applied=True)
+        self.rescuer.after_gate(window_closed=self._go_on(number, applied=True))
 
-    def _go_on(self, number: int, *, applied: bool) -> None:
-        if self._close_window(number, applied=applied):
+    def _go_on(self, number: int, *, applied: bool) -> bool:
+        first = self._close_window(number, applied=applied)
+        if first:
             self.holds.window_closed(number)
+        return first
 
     def _close_window(self, number: int, *, applied: bool) -> bool:
         """True the first time in this window."""

@@ -174,6 +174,7 @@ _RANK: dict[str, type[Any]] = {
     "note": messages.RankNote,
     "failed": rescue_words.Failed,
     "freed": rescue_words.Freed,
+    "looked": rescue_words.Looked,
 }
 _ORDER: dict[str, type[Any]] = {
     "prepare": messages.Prepare,
@@ -184,6 +185,7 @@ _ORDER: dict[str, type[Any]] = {
     "free": rescue_words.Free,
     "rescue": rescue_words.Rescue,
     "release": rescue_words.Release,
+    "look": rescue_words.Look,
 }
 
 

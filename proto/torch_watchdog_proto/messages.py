@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Release, Rescue
+from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Look, Looked, Release, Rescue
 
 Policy: TypeAlias = Literal["stop", "skip", "observe"]
 Phase: TypeAlias = Literal["start", "train", "eval", "saving", "end"]
@@ -245,6 +245,7 @@ RankMessage: TypeAlias = (
     | RankNote
     | Failed
     | Freed
+    | Looked
 )
 
 
@@ -303,7 +304,7 @@ class Leave:
     committed: bool = False
 
 
-Order: TypeAlias = Prepare | Commit | Abandon | WriteCommitted | Leave | Free | Rescue | Release
+Order: TypeAlias = Prepare | Commit | Abandon | WriteCommitted | Leave | Free | Rescue | Release | Look
 
 
 # Telemetry: node process -> daemon.
@@ -397,7 +398,7 @@ class RankEvent:
     rank: int
     attempt: int
     pid: int
-    kind: Literal["started", "finished", "exited", "note", "log"]
+    kind: Literal["started", "finished", "exited", "note", "log", "state"]
     time_ns: int
     order: int
     exit_code: int | None = None

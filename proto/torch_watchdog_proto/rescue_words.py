@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Failed", "Free", "Freed", "Holds", "Release", "Rescue"]
+__all__ = ["Failed", "Free", "Freed", "Holds", "Look", "Looked", "Release", "Rescue"]
 
 Holds: TypeAlias = Literal["all", "part", "nothing"]  # of the training state, whole and untouched by a half step
 
@@ -45,7 +45,25 @@ class Freed:
     newest: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """Where the training thread of this rank is. `waits`: in a collective, or for the device that runs one; `timeout_s`: after which its groups give up."""
+
+    rank: int
+    generation: int
+    waits: bool
+    stack: str
+    timeout_s: float
+
+
 # Daemon -> rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The job has come to a standstill: say where you are. The node adds the state of the process, which may be unable to answer."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,10 @@ class Buffers:
         return put_present_back
 
     @property
+    def any_kept(self) -> bool:
+        return bool(self._kept)
+
+    @property
     def too_large(self) -> tuple[str, ...]:
         """Buffers that change and are not kept, because all copies together would be too large."""
         return tuple(slot.name for slot in self._watched if slot.changes)

@@ -61,6 +61,11 @@ class WindowState:
             present.put_back()
 
     @property
+    def keeps_buffers(self) -> bool:
+        """Whether the models have buffers that a window changes."""
+        return self._buffers is not None and self._buffers.any_kept
+
+    @property
     def not_covered(self) -> tuple[str, ...]:
         """What `restore` does not put back, in words."""
         large = () if self._buffers is None else tuple(f"buffer {name}: too large to keep" for name in self._buffers.too_large)

@@ -10,7 +10,7 @@ from typing import Any
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.rescue.replica import wrapped
 
-__all__ = ["hold_timeout_s", "patch"]
+__all__ = ["group_timeout_s", "hold_timeout_s", "patch"]
 
 
 def patch(module: ModuleType) -> None:
@@ -35,7 +35,12 @@ def _seen(wrapper: Any) -> None:
 
 def hold_timeout_s() -> float:
     """A quarter of the smallest process group's timeout: the others wait in a collective meanwhile."""
+    return group_timeout_s() / 4
+
+
+def group_timeout_s() -> float:
+    """After which the first of this process's groups gives a collective up."""
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
     groups = list(distributed._world.pg_map) if distributed is not None else []
     timeouts_s = [group._get_backend(device).options._timeout.total_seconds() for group in groups for device in group._device_types]
-    return min(timeouts_s, default=float("inf")) / 4
+    return min(timeouts_s, default=float("inf"))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Ended", "ProcessWatch", "is_alive"]
+__all__ = ["Ended", "ProcessWatch", "is_alive", "state_of"]
 
 _KEEPER_NAME = "torch-watchdog"
 _EXIT_CODE_FIELD = 49  # of /proc/PID/stat after the command's name: field 52
@@ -115,6 +115,12 @@ def is_alive(pid: int) -> bool:
     """Whether the process still runs: a zombie has ended."""
     fields = _stat(pid)
     return fields is not None and fields[_STATE_FIELD] not in ("Z", "X")
+
+
+def state_of(pid: int) -> str | None:
+    """The kernel's letter: R runs, S and D wait, T is stopped, t is stopped by a debugger."""
+    fields = _stat(pid)
+    return None if fields is None else fields[_STATE_FIELD]
 
 
 def _wait_status(pid: int) -> int | None:

@@ -20,14 +20,14 @@ from torch_watchdog_agent.node.lastwords import LastWords
 from torch_watchdog_agent.node.logs import RankLogs
 from torch_watchdog_agent.node.memory import OomKills
 from torch_watchdog_agent.node.nvml import Gpus
-from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive
+from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive, state_of
 from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_agent.node.rings import RingFolder, RingNews
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
 from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
 from torch_watchdog_proto.record import Note
-from torch_watchdog_proto.rescue_words import Failed, Release
+from torch_watchdog_proto.rescue_words import Failed, Look, Release
 
 __all__ = ["NodeWork"]
 
@@ -104,7 +104,17 @@ class NodeWork:
         self.last_words.told(tell.order)
         if isinstance(tell.order, Release):
             self._release(tell.attempt, tell.rank, kill=tell.order.kill)
+        if isinstance(tell.order, Look):
+            self._tell_state(tell.attempt, tell.rank)
         self._relay.tell(tell)
+
+    def _tell_state(self, attempt: int, rank: int) -> None:
+        """A process that is stopped cannot answer: the kernel's word for it goes beside the answers of those that can."""
+        for pid in [pid for pid, who in self._who.items() if who == (attempt, rank)]:
+            state = state_of(pid)
+            if state is not None:
+                self._add_event(pid, "state", text=state)
+                self._wake.set()
 
     def _release(self, attempt: int, rank: int, *, kill: bool) -> None:
         self._holds.release(attempt, rank)

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.words import words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
-from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Holds, Release, Rescue
+from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Holds, Look, Looked, Release, Rescue
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
+    from torch_watchdog_agent.rescue.device import DeviceGate
 
 __all__ = ["Rescuer"]
 
@@ -40,6 +42,10 @@ class Rescuer:
         self._free: Free | None = None
         self._words: deque[Order] = deque()
         self._asked = self._standing = self._over = False
+        self._device: DeviceGate | None = None
+        self._device_asked = False
+        self._updates_at_window = 0
+        self._ahead: Ahead | None = None
         self._first_seen: tuple[int, int] | None = None  # id of an exception in flight, and when it was noticed
 
     # The training thread
@@ -54,17 +60,43 @@ class Rescuer:
             if self._steps_in_window:
                 self._steps_in_last_window, self._steps_in_window = self._steps_in_window, 0
             self._come_to("window")
+            self._updates_at_window = self._rank.loop.updates_applied
 
-    def at_gate(self) -> None:
+    def at_gate(self, optimizer: Any) -> None:
         """The update may follow: from here on the state is in flux."""
         self._come_to("update")
         self._steps_in_window += 1
+        if self._device is None and not self._device_asked:
+            self._device_asked = True
+            self._device = self._device_gate(optimizer)
+        if self._device is not None and self._steps_in_window == 1:
+            self._on_device(self._device.before_update, self._rank.loop.updates_applied + 1)
 
-    def after_gate(self) -> None:
-        """The update has been applied, or left out."""
+    def after_gate(self, *, window_closed: bool) -> None:
+        """The update has been applied, or left out. `window_closed`: it was the first of its window."""
+        if self._device is not None and window_closed:
+            self._on_device(self._device.after_update, self._rank.loop.updates_applied)
         with self._changed:
             self._phase = "after"
             self._changed.notify_all()
+
+    def _on_device(self, launch: Callable[[int], None], number: int) -> None:
+        try:
+            launch(number)
+        except RuntimeError as error:
+            self._rank.say(f"the gate on the device is given up: {error}")
+            self._device = None
+
+    def _device_gate(self, optimizer: Any) -> DeviceGate | None:
+        from torch_watchdog_agent.rescue import device
+
+        groups = getattr(optimizer, "param_groups", ())
+        first = next((param for group in groups for param in group["params"]), None)
+        try:
+            return device.of_this_process(first)
+        except Exception as error:  # noqa: BLE001  whatever the driver lacks: the training goes on, and a rescue says no
+            self._rank.say(f"no gate on the device ({error}): if another rank fails, this one cannot tell what its updates have become")
+            return None
 
     def _come_to(self, phase: Phase) -> None:
         with self._changed:
@@ -145,6 +177,16 @@ class Rescuer:
             self._changed.notify_all()
             return True
 
+    def looked(self, order: Look) -> Looked:
+        """Where the training thread is: asked once the job has come to a standstill."""
+        from torch_watchdog_agent.hooks.distributed import group_timeout_s
+        from torch_watchdog_agent.rescue.looking import looked_at
+
+        waits, stack = looked_at()
+        timeout_s = group_timeout_s()
+        timeout_s = timeout_s if timeout_s < float("inf") else 0.0
+        return Looked(rank=self._rank.identity.rank, generation=order.generation, waits=waits, stack=stack, timeout_s=timeout_s)
+
     def _begin(self, free: Free) -> None:
         if self._free is None and not self._over:
             self._free = free
@@ -166,12 +208,50 @@ class Rescuer:
         rank = self._rank
         rank.say(f"another rank has failed ({free.reason}): this one applies no update any more")
         kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
+        if on_device(kept):
+            self._rescue_from_device(free, kept)
+            return
         self._let_the_update_end()
         sockets.shut_down_all()
         self._settle()
         holds, why = self._holdings(kept)
-        rank.tell(self._freed(free, holds, why))
+        rank.tell(self._freed(free, holds, why, rank.loop.updates_applied))
         self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+
+    def _rescue_from_device(self, free: Free, kept: Any) -> None:
+        """No collective is broken before the state is on disk: what is queued behind it would run with garbage."""
+        from torch_watchdog_agent.rescue import device, sockets
+
+        ahead = Ahead.close(self._device, self._rank.loop, self._updates_at_window, within_s=SETTLE_S)
+        try:
+            holds, why = self._holdings_on_device(kept, ahead)
+            self._ahead = ahead
+            self._rank.tell(self._freed(free, holds, why, ahead.updates))
+            self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+        finally:
+            if self._device is not None:
+                self._device.open()  # an abort under a closed gate blocks
+            device.abort_groups(self._rank.say)
+            sockets.shut_down_all()
+
+    def _holdings_on_device(self, state: Any, ahead: Ahead) -> tuple[Holds, str]:
+        from torch_watchdog_agent.rescue import device
+        from torch_watchdog_agent.rescue.replica import holdings
+
+        with self._changed:
+            launching = self._phase == "update" and not self._standing
+            half = self._steps_in_last_window > 1
+        if launching:
+            return "nothing", "its update was being launched, and a half step is never saved"
+        if half:
+            return "nothing", "its loop has several optimizers, whose updates on a device are not told apart"
+        why = ahead.why_not(state, self._rank.window)
+        if why:
+            return "nothing", why
+        holds, why = holdings(state, world_size=self._rank.identity.world_size)
+        if holds == "all" and not device.answers():
+            return "nothing", "the device's launch queue is full, and no other thread can read the parameters"
+        return holds, why
 
     def _let_the_update_end(self) -> None:
         """Nothing is broken from outside in the middle of an update: some need a collective (ZeRO), and all end by themselves."""
@@ -200,13 +280,13 @@ class Rescuer:
             return "nothing", "no update had been applied yet"
         return holdings(state, world_size=self._rank.identity.world_size)
 
-    def _freed(self, free: Free, holds: Holds, why: str) -> Freed:
+    def _freed(self, free: Free, holds: Holds, why: str, updates: int) -> Freed:
         from torch_watchdog_agent.checkpoint.manifest import newest_committed
 
         rank = self._rank
         newest = newest_committed(Path(rank.config.run_dir) / "checkpoints")
         return Freed(
-            rank=rank.identity.rank, generation=free.generation, updates_applied=rank.loop.updates_applied, holds=holds, why=why,
+            rank=rank.identity.rank, generation=free.generation, updates_applied=updates, holds=holds, why=why,
             newest=str(newest or rank.config.resume or ""),
         )  # fmt: skip
 
@@ -231,9 +311,14 @@ class Rescuer:
             return self._words.popleft() if self._words else None
 
     def _save(self, order: Rescue) -> Saved:
+        from torch_watchdog_agent.rescue import device
         from torch_watchdog_agent.rescue.saving import save
 
-        return save(self._rank, order, in_window=self._phase == "window")
+        if self._ahead is None:
+            return save(self._rank, order, updates=self._rank.loop.updates_applied, windows_back=self._phase == "window")
+        self._ahead.mend(self._rank.subjects.now())
+        with device.beside():
+            return save(self._rank, order, updates=self._ahead.updates, windows_back=self._ahead.windows_back)
 
     def _seal(self, order: WriteCommitted, saved: Saved) -> Committed:
         rank = self._rank

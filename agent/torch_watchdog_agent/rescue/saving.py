@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 __all__ = ["save"]
 
 
-def save(rank: Rank, order: Rescue, *, in_window: bool) -> Saved:
-    """Writes and digests; what fails becomes the answer's error."""
+def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int) -> Saved:
+    """Writes and digests; what fails becomes the answer's error. `updates`: how many the state has seen; `windows_back`:
+    how many windows were begun after them.
+    """
     from torch_watchdog_agent.checkpoint.alone import save_alone
 
     try:
-        with rank.window.rewound() if in_window else nullcontext():
+        with rank.window.rewound() if windows_back == 1 else nullcontext():
             part = save_alone(
-                Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=rank.loop.updates_applied,
-                position=_position(rank, in_window=in_window), say=rank.say, left_out=rank.quarantine.lines(),
+                Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
+                position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(),
             )  # fmt: skip
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
-        return _saved(rank, order, error=f"{type(error).__name__}: {error}"[:500])
-    return _saved(rank, order, finite=part.finite, files=part.files, format=part.format)
+        return _saved(rank, order, updates, error=f"{type(error).__name__}: {error}"[:500])
+    return _saved(rank, order, updates, finite=part.finite, files=part.files, format=part.format)
 
 
-def _position(rank: Rank, *, in_window: bool) -> LoaderPosition:
-    """The batches of the step that was not applied come again."""
+def _position(rank: Rank, windows_back: int) -> LoaderPosition:
+    """The batches of steps that were not applied come again."""
     from torch_watchdog_agent.hooks.tracks import training_position
 
     position = training_position()
-    return replace(position, batches=max(0, position.batches - rank.loop.trained_on)) if in_window else position
+    return replace(position, batches=max(0, position.batches - windows_back * rank.loop.trained_on))
 
 
-def _saved(rank: Rank, order: Rescue, **fields: Any) -> Saved:
+def _saved(rank: Rank, order: Rescue, updates: int, **fields: Any) -> Saved:
     return Saved(
-        rank=rank.identity.rank, generation=order.generation, updates_applied=rank.loop.updates_applied, path=order.path, **fields
+        rank=rank.identity.rank, generation=order.generation, updates_applied=updates, path=order.path, **fields
     )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import datetime
 import os
 import signal
 import sys
@@ -96,6 +97,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--attempts", type=int, default=1, help="fail only in attempts before this one")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
+    parser.add_argument("--timeout", type=float, default=600.0, help="of the process group")
     parser.add_argument("--check")
     return parser.parse_args()
 
@@ -122,9 +124,18 @@ def check(args: argparse.Namespace) -> None:
     print(resumed.step, digest(plain, optimizer), scheduler.last_epoch)
 
 
+def begin(args: argparse.Namespace) -> None:
+    """Each attempt under a name of its own in the store: in torch's own way a second one may find the addresses of the first."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = datetime.timedelta(seconds=args.timeout)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False, timeout=timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt-{attempt}", store), rank=rank, world_size=world, timeout=timeout)
+
+
 def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    begin(args)
     rank = dist.get_rank()
     plain, model, optimizer = build(args)
     other = dist.new_group([0, 1]) if args.wait == "group" else None

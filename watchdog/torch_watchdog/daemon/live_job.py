@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_watchdog.daemon.counters import Counters
-from torch_watchdog.job.events import AppendEvent, Effect, Event, NodeAway, NodeLeft, Refused, ReportCame, SendOrder, WriteIncident
+from torch_watchdog.job.events import (
+    AppendEvent,
+    Effect,
+    Event,
+    NodeAway,
+    NodeLeft,
+    Refused,
+    ReportCame,
+    SendOrder,
+    WriteIncident,
+    WriteStacks,
+)
 from torch_watchdog.job.job import Job
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.job_files import JobFiles
@@ -136,6 +147,8 @@ class LiveJob:
                 self.outbox(effect.node).put(effect.tell)
             case WriteIncident():
                 self._writer.submit(lambda: self._files.write_incident(effect.incident, effect.contract_of_rank))
+            case WriteStacks():
+                self._writer.submit(lambda: self._files.write_stacks(effect.incident_id, effect.text))
             case AppendEvent():
                 self._writer.submit(lambda: self._files.append_event(effect.event))
             case Refused():

@@ -115,12 +115,13 @@ class Casebook:
         self._failure_id = found["id"]
         return self._keep(found), cause is None
 
-    def rescued(self, rescue: Ended) -> Incident | None:
+    def rescued(self, rescue: Ended, *, exit_code: int | None) -> Incident | None:
         """What became of the other ranks: said by the incident of the failure. None where it has an order's end to tell already."""
         found = self._incidents.get(self._failure_id)
         if found is None or found["action"]["checkpoint"] is not None:
             return None
-        return self._keep(build.rescued(found, rescue))
+        told = build.rescued(found, rescue)
+        return self._keep(told | {"action": told["action"] | {"exit_code": exit_code}})
 
     def prevented_bad_batch(self) -> bool:
         """Whether this attempt met a bad batch that a rank did not take."""
@@ -156,6 +157,7 @@ class Casebook:
         )
         exception = {"text": end.text} | ({"where": end.where} if end.where else {}) if end.text else None
         made["evidence"] = {"exception": exception, "assertion": verdict.assertion, "log_tail": f"logs/rank-{end.rank}.log"}
+        made["evidence"]["stacks"] = "stacks.txt" if end.hung else None
         return made
 
     def _ordered(self, opened: Opened, ranks: Ranks, now: float) -> Incident:

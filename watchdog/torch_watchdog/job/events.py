@@ -27,6 +27,7 @@ __all__ = [
     "SendOrder",
     "Tick",
     "WriteIncident",
+    "WriteStacks",
 ]
 
 # Events
@@ -130,4 +131,12 @@ class Refused:
     reason: str
 
 
-Effect: TypeAlias = SendOrder | WriteIncident | AppendEvent | Refused
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStacks:
+    """Where every rank was, beside the incident."""
+
+    incident_id: str
+    text: str
+
+
+Effect: TypeAlias = SendOrder | WriteIncident | WriteStacks | AppendEvent | Refused

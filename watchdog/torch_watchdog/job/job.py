@@ -26,9 +26,11 @@ from torch_watchdog.job.events import (
     SendOrder,
     Tick,
     WriteIncident,
+    WriteStacks,
 )
 from torch_watchdog.job.failures import FailureWatch
 from torch_watchdog.job.first_failure import FirstFailure
+from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.ranks import RankState
@@ -37,7 +39,7 @@ from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, signal_name
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import GoodbyeAck, JobStatus, TellRank
-from torch_watchdog_proto.rescue_words import Failed
+from torch_watchdog_proto.rescue_words import Failed, Look, Looked
 from torch_watchdog_proto.stop import events as stop
 from torch_watchdog_proto.stop.coordinator import Coordinator
 from torch_watchdog_proto.stop.rescue import RankFailed
@@ -73,7 +75,7 @@ class Job:
         self._coordinator: Coordinator | None = None
         self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents, assertions=assertions)
         self._losses, self._failures = LossWatch(), FailureWatch()
-        self._rescues = self._new_rescues()
+        self._rescues, self._hangs = self._new_rescues(), HangWatch()
         self._first: FirstFailure | None = None  # named; its rescue is still under way
         self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
         self._retry_at = 0.0
@@ -83,6 +85,7 @@ class Job:
         self._leave_code: int | None = None  # of the newest order that tells ranks to leave
         self._last_closed: stop.Closed | None = None
         self._log = EventLog(events)
+        self._stacks, self._hung = "", False
         self._lost_records = 0
         self._dropped: dict[str, int] = {}  # node -> reports
 
@@ -124,7 +127,7 @@ class Job:
         """When a Tick is due at the latest."""
         order = self._coordinator.next_deadline() if self._coordinator is not None else None
         retry = self._retry_at if self._wanted is not None else None
-        rules = (self._losses.deadline, self._failures.deadline, self._rescues.deadline)
+        rules = (self._losses.deadline, self._failures.deadline, self._rescues.deadline, self._hangs.deadline)
         return min((t for t in (order, retry, *rules) if t is not None), default=None)
 
     # Events
@@ -198,6 +201,8 @@ class Job:
         self._rank(block.rank, node, block.pid).record(block, now)
         self._lost_records += block.lost_records
         self._losses.see(block, now)
+        if block.step or block.micro_step:
+            self._hangs.progressed(now, [step_ns / 1e9 for step_ns in block.step_ns])
 
     def _on_rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
         rank = self._rank(event.rank, node, event.pid)
@@ -209,6 +214,8 @@ class Job:
             self._failures.note(event.pid, event.text)
         if event.kind == "log":
             self._failures.log(event.pid, event.text)
+        if event.kind == "state":
+            self._hangs.state(event.rank, event.text)
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
             rank.exited = True
@@ -239,6 +246,8 @@ class Job:
             effects.append(self._event(now, "rank.note", rank=message.rank, text=message.text, level=message.level))
         if isinstance(message, m.Signalled):
             effects += self._on_signalled(message, now)
+        if isinstance(message, Looked):
+            self._hangs.answered(message)
         if isinstance(message, Failed):
             effects += self._on_failed(rank, message, now)
         effects += self._tell_each(self._rescues.said(message, now))
@@ -318,6 +327,7 @@ class Job:
 
     def _on_tick(self, now: float) -> tuple[Effect, ...]:
         effects = [*self._tell_coordinator(stop.Tick(), now), *self._tell_each(self._rescues.tick(now))]
+        effects += self._watch_standstill(now)
         if self._wanted is not None and now >= self._retry_at:
             effects += self._want(self._wanted, now)
         return (*effects, *self._judge(now))
@@ -331,6 +341,7 @@ class Job:
         self._attempt, self._ranks, self._coordinator = attempt, {}, None
         self._losses, self._failures, self._rescues, self._first = LossWatch(), FailureWatch(), self._new_rescues(), None
         self._wanted, self._order_open, self._last_closed, self._preempted = None, False, None, False
+        self._hangs, self._hung = HangWatch(), False
         self._casebook.begin_attempt(attempt)
         return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {attempt}"),)
 
@@ -350,6 +361,31 @@ class Job:
         generation = self._coordinator.next_generation()
         failed = RankFailed(rank=rank, reason=f"rank {rank}: {reason}", generation=generation, victim=victim)
         return self._tell_each(self._rescues.failed(failed, now))
+
+    def _watch_standstill(self, now: float) -> Iterable[Effect]:
+        """Asks the ranks where they are once no step has come for unusually long, and frees them from one that will not come."""
+        alive = frozenset(rank.rank for rank in self._ranks.values() if rank.alive and rank.phase != "end")
+        if self._coordinator is None or self._order_open or self._first is not None or self._rescues.has_begun or len(alive) < 2:
+            return ()
+        if self._hangs.should_ask(now):
+            generation = self._coordinator.next_generation()
+            self._hangs.asked(alive, generation, now)
+            return self._tell_each(stop.Tell(rank=rank, order=Look(generation=generation)) for rank in sorted(alive))
+        hung = self._hangs.verdict(now)
+        return () if hung is None else self._on_hung(hung, now)
+
+    def _on_hung(self, hung: Hung, now: float) -> Iterable[Effect]:
+        rank = self._ranks[hung.rank]
+        yield self._event(
+            now, "rank.late", rank=rank.rank, step=rank.last_step, text=f"ranks {hung.waiting} wait for rank {rank.rank}: {hung.why}"
+        )
+        if not hung.sure:
+            return
+        step = None if rank.last_step is None else rank.last_step + 1
+        self._failures.hung(rank.rank, node=rank.node, pid=rank.pid, step=step, why=hung.why, now=now)
+        self._stacks, self._hung = hung.stacks, True
+        yield from self._rescue(rank.rank, hung.why, now)
+        yield from self._judge(now)
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
         return [effect for tell in told for effect in self._send(tell)]
@@ -447,7 +483,7 @@ class Job:
         first = self._failures.verdict(now=now, all_ended=known)
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):
-            changed = None if rescue is None else self._casebook.rescued(rescue)
+            changed = None if rescue is None else self._casebook.rescued(rescue, exit_code=m.EXIT_MACHINE if self._hung else None)
             effects += [WriteIncident(incident=changed, contract_of_rank=None)] if changed is not None else []
             effects += self._tell_each(self._rescues.judged(self._first, now=now))
             self._first = None
@@ -458,6 +494,8 @@ class Job:
         self._first = first
         changed, is_new = self._casebook.failed(first, self._ranks, now)
         told: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
+        if any(end.hung for end in first.culprits):
+            told.append(WriteStacks(incident_id=changed["id"], text=self._stacks))
         if not is_new:
             return told
         rank = changed["origin"]["rank"]
@@ -470,6 +508,8 @@ class Job:
         if self._leave_code is not None and any(rank.left for rank in self._ranks.values()):
             return self._leave_code  # the order was given up, but not before ranks had left on it: their keepers say 0
         failed = any(goodbye is not None and goodbye.exit_code != 0 for goodbye in self._nodes.values())
+        if failed and self._hung and self.policy != "observe":
+            return m.EXIT_MACHINE
         return m.EXIT_BAD_DATA if failed and self._casebook.prevented_bad_batch() else None
 
     def _final_exit_code(self) -> int | None:

@@ -31,6 +31,10 @@ class Rescues:
         self._release_all_at: float | None = None
 
     @property
+    def has_begun(self) -> bool:
+        return self._coordinator.state != "idle"
+
+    @property
     def is_under_way(self) -> bool:
         return self._coordinator.state in ("freeing", "saving", "sealing")
 

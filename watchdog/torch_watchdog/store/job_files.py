@@ -47,6 +47,13 @@ class JobFiles:
         if contract_of_rank is not None:
             self._copy_contract(folder, contract_of_rank)
 
+    def write_stacks(self, incident_id: str, text: str) -> None:
+        """stacks.txt beside the incident: code and paths of the user's, so for this user only."""
+        folder = self._directory.incident(incident_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(os.open(folder / "stacks.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+
     def close(self) -> None:
         self._segments.close()
         if self._events is not None:

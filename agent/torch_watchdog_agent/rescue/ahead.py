@@ -1,0 +1,91 @@
+"""How far Python is ahead of the device when a rescue comes, and what that means for the state that can be saved.
+
+The device has done `updates`; Python has launched more, and has moved on what it keeps itself: step counters of the optimizers, schedulers, generators.
+Owns which of that can be put back. What cannot makes the state one that is not saved, and says why.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from torch_watchdog_agent.checkpoint.subjects import TrainingState
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.window import WindowState
+    from torch_watchdog_agent.loop import Loop
+    from torch_watchdog_agent.rescue.device import DeviceGate
+
+__all__ = ["Ahead", "on_device"]
+
+_POLL_S = 0.002
+
+
+def on_device(state: TrainingState) -> bool:
+    """Whether the updates run on a GPU."""
+    return any(param.is_cuda for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """`updates` are done on the device and `launched` were launched. `windows_back`: how many windows were begun after `updates`."""
+
+    updates: int
+    launched: int
+    windows_back: int
+    problem: str = ""
+
+    @classmethod
+    def close(cls, gate: DeviceGate | None, loop: Loop, updates_at_window: int, *, within_s: float) -> Self:
+        """Closes the gate; an update that has passed it on the device comes to its end first."""
+        if gate is None:
+            return cls(updates=0, launched=loop.updates_applied, windows_back=0, problem="there is no gate on its device")
+        gate.close()
+        deadline = time.monotonic() + within_s
+        before = -1
+        while (not gate.is_between_updates or gate.done != before) and time.monotonic() < deadline:
+            before = gate.done
+            time.sleep(_POLL_S)
+        problem = "" if gate.is_between_updates else "its update was under way on the device, and a half step is never saved"
+        problem = "an update of it ran in a captured graph, past the gate" if gate.missed else problem
+        done, launched = gate.done, loop.updates_applied
+        begun = launched > updates_at_window or loop.is_open(loop.step)  # the window that was handed over last is not done with
+        back = updates_at_window - done + 1 if begun and (launched > done or loop.is_open(loop.step)) else 0
+        return cls(updates=done, launched=launched, windows_back=back, problem=problem)
+
+    def why_not(self, state: TrainingState, window: WindowState) -> str:
+        """Why the state after `updates` cannot be had, or nothing."""
+        if self.problem:
+            return self.problem
+        if not self.updates:
+            return "no update had been applied yet"
+        if self.windows_back > 1 and (state.schedulers or state.scalers or window.keeps_buffers):
+            return f"Python was {self.launched - self.updates} updates ahead of its device: schedulers, scalers or buffers of that step are gone"
+        if self.launched > self.updates and any(_counts_unknown(optimizer) for optimizer in state.optimizers):
+            return "its optimizer keeps more than a step counter outside the device, and had moved it on"
+        return ""
+
+    def mend(self, state: TrainingState) -> None:
+        """Sets the optimizers' step counters that live outside the device back. This rank applies no update any more."""
+        behind = self.launched - self.updates
+        if not behind:
+            return
+        for optimizer in state.optimizers:
+            for entries in optimizer.state.values():
+                step = entries.get("step")
+                if isinstance(step, int | float):
+                    entries["step"] = step - behind
+                elif step is not None and not step.is_cuda:
+                    step.sub_(behind)
+
+
+def _counts_unknown(optimizer: Any) -> bool:
+    """Numbers of the optimizer's state that are not on the device, besides its step counter."""
+    names = {
+        name
+        for entries in optimizer.state.values()
+        for name, value in entries.items()
+        if (isinstance(value, int | float) or (hasattr(value, "is_cuda") and not value.is_cuda)) and name != "step"
+    }
+    return bool(names)

@@ -1,0 +1,176 @@
+"""A rank fails on real GPUs: run by hand on a machine with two, `python tests/gpu/rescue.py --out FILE.json`.
+
+For every fault, model, optimizer and kind of loop: was the healthy rank's state saved bit-identical to an update that all had applied, or refused with a
+reason; was the culprit named; how long from the fault to the last rank's freedom. Never may a saved state differ. And what the gate on the device costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
+from launching import Ended, environment, torchrun
+
+SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
+WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+FAULTS = ("embedding", "label", "gather", "bce", "raise", "kill", "exit3", "segv", "stop", "loop")
+KINDS = {
+    "raise": "rank.exception",
+    "exit3": "rank.exception",
+    "kill": "rank.died",
+    "segv": "rank.died",
+    "stop": "rank.hang",
+    "loop": "rank.hang",
+}
+CODES = {"stop": 75, "loop": 75}
+TOO_LONG_S = 150
+TOLD = ("fault", "model", "optimizer", "sync", "outcome", "updates", "culprit", "kind", "exit_code", "seconds_to_free", "seconds")
+AT_ONCE = int(os.environ.get("AT_ONCE", "6"))
+ENVIRONMENT = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": os.environ.get("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1"),
+}
+
+
+def launched(folder: Path, wrapper: list[str], *arguments: object) -> Ended:
+    folder.mkdir(parents=True)
+    command = torchrun(str(SCRIPT), *map(str, arguments))
+    try:
+        done = subprocess.run(
+            [*wrapper, *TORCHRUN, *command[1:]],
+            cwd=folder,
+            env=environment(**ENVIRONMENT),
+            capture_output=True,
+            text=True,
+            timeout=TOO_LONG_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        return Ended(-99, (error.stdout or b"").decode("utf-8", "replace"), (error.stderr or b"").decode("utf-8", "replace"), folder)
+    return Ended(done.returncode, done.stdout, done.stderr, folder)
+
+
+def reference(folder: Path, model: str, optimizer: str) -> dict[int, str]:
+    """The digest after each update, of a run without a fault."""
+    run = launched(folder / f"reference-{model}-{optimizer}", [], "--model", model, "--optimizer", optimizer, "--trail", "--steps", 60)
+    if run.code != 0:
+        raise RuntimeError(run.err[-2000:])
+    lines = (run.folder / "trail-0").read_text().split("\n")
+    return {int(line.split()[0]): line.split()[1] for line in lines if line}
+
+
+def checked(folder: Path, path: str, optimizer: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--check", path, "--optimizer", optimizer], cwd=folder, env=environment(**ENVIRONMENT),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r"checked \d+ (\w+)", done.stdout)
+    return found[1] if found else done.stderr[-300:]
+
+
+def row(folder: Path, fault: str, model: str, optimizer: str, sync: bool, known: dict[int, str]) -> dict[str, Any]:
+    arguments = ["--fault", fault, "--model", model, "--optimizer", optimizer, *(["--sync"] if sync else [])]
+    timeout_s = 30 if fault in ("stop", "loop") else 600
+    began = time.time()
+    name = f"{fault}-{model}-{optimizer}-{'sync' if sync else 'nosync'}"
+    run = launched(folder / name, WATCHDOG, *arguments, "--timeout", timeout_s)
+    seen: dict[str, Any] = {
+        "fault": fault,
+        "model": model,
+        "optimizer": optimizer,
+        "sync": sync,
+        "exit_code": run.code,
+        "seconds": time.time() - began,
+    }
+    seen["exit_right"] = run.code == CODES.get(fault, 1)
+    try:
+        incident = run.incidents[0]
+    except (IndexError, ValueError):
+        return seen | {"outcome": "no incident", "tail": run.err[-1500:]}
+    action = incident["action"]
+    point = action["checkpoint"]
+    seen |= {
+        "kind": incident["kind"], "culprit": incident["origin"]["rank"], "culprit_right": incident["origin"]["rank"] == 1,
+        "kind_right": incident["kind"] == KINDS.get(fault, "rank.assert"), "summary": incident["summary"][:300], "cause": incident["cause"][-300:],
+        "seconds_to_free": action["seconds_to_stop"],
+    }  # fmt: skip
+    if point is None:
+        return seen | {"outcome": "refused"}
+    same = checked(run.folder, str(run.folder / point["path"]), optimizer) == known.get(point["updates_applied"])
+    return seen | {"updates": point["updates_applied"], "outcome": "bit-identical" if same and point["committed"] else "POISONED"}
+
+
+def cost() -> dict[str, Any]:
+    """The step of one GPU with the gate and without, by turns, five times each."""
+    from torch_watchdog_agent.rescue.device import DeviceGate
+
+    gate = DeviceGate()
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.GELU()) for _ in range(24)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch = torch.randn(1024, 2048, device="cuda")
+
+    def steps(gated: bool) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for number in range(1, 101):
+            model(batch).square().mean().backward()
+            if gated:
+                gate.before_update(number)
+            optimizer.step()
+            if gated:
+                gate.after_update(number)
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) * 10
+
+    steps(False)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for gated in (False, True) * 5:
+        times[gated].append(steps(gated))
+    return {"plain_ms": times[False], "gated_ms": times[True], "ratio": statistics.median(times[True]) / statistics.median(times[False])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help="a regular expression over fault-model-optimizer-sync|nosync")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="rescue-"))
+    result: dict[str, Any] = {
+        "cards": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())], "torch": torch.__version__,
+        "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True).stdout.split()[0],
+        "python": platform.python_version(), "date": datetime.date.today().isoformat(), "rows": [],
+    }  # fmt: skip
+    known = {optimizer: reference(folder, "ddp", optimizer) for optimizer in ("foreach", "fused")}
+    table = [
+        (fault, model, optimizer, sync)
+        for fault, model, optimizer, sync in itertools.product(FAULTS, ("ddp", "fsdp2"), ("foreach", "fused"), (True, False))
+        if re.search(args.only, f"{fault}-{model}-{optimizer}-{'sync' if sync else 'nosync'}")
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for one in pool.map(lambda place: row(folder, *place, known[place[2]]), table):
+            result["rows"].append(one)
+            print(json.dumps({name: one.get(name) for name in TOLD}), flush=True)
+            args.out.write_text(json.dumps(result, indent=1))
+    result["cost"] = cost()
+    args.out.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

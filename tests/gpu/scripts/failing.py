@@ -1,0 +1,154 @@
+"""A training on GPUs in which one rank fails in a given way. Knows nothing of the watchdog.
+
+Deterministic, so that a run without the fault tells what the state was after each update; with --check it prints that of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+ROWS, LENGTH, CLASSES, WIDTH = 512, 32, 10, 256
+
+
+class Rows(Dataset):
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = torch.Generator().manual_seed(index)
+        return torch.randint(0, ROWS, (LENGTH,), generator=rng), torch.tensor(index % CLASSES)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, WIDTH)
+        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(8)]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.table(ids).mean(1)))
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    sha = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        sha.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in sorted(state.items()):
+            sha.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def fail(how: str, device: torch.device) -> None:
+    """What fails on the device does so when the device comes to it."""
+    if how == "raise":
+        raise ValueError("a fault of the script's own")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit3":
+        sys.exit(3)
+    if how == "segv":
+        ctypes.string_at(0)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while how == "loop":
+        pass
+    wrong = torch.tensor([ROWS + 7], device=device)
+    if how == "embedding":
+        nn.functional.embedding(wrong, torch.zeros(ROWS, 8, device=device))
+    if how == "label":
+        nn.functional.cross_entropy(torch.zeros(8, CLASSES, device=device), torch.full((8,), CLASSES, device=device))
+    if how == "gather":
+        torch.zeros(8, 5, device=device).gather(1, wrong[:, None])
+    if how == "bce":
+        nn.functional.binary_cross_entropy(torch.full((4,), 1.5, device=device), torch.ones(4, device=device))
+
+
+def build(args: argparse.Namespace, device: torch.device) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(7)
+    plain = Net().to(device)
+    model: nn.Module = plain
+    if args.model == "fsdp2" and dist.is_initialized():
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in plain.body:
+            fully_shard(layer)
+        fully_shard(plain)
+    elif dist.is_initialized():
+        model = DistributedDataParallel(plain, device_ids=[device.index])
+    kind = {"foreach": args.optimizer == "foreach", "fused": args.optimizer == "fused"}
+    return plain, model, torch.optim.AdamW(model.parameters(), lr=1e-3, **kind)
+
+
+def check(args: argparse.Namespace) -> None:
+    import torch_watchdog_agent
+
+    plain, _, optimizer = build(args, torch.device("cuda", 0))
+    resumed = torch_watchdog_agent.restore(model=plain, optimizer=optimizer, path=args.check)
+    print("checked", resumed.step, digest(plain, optimizer))
+
+
+def train(args: argparse.Namespace) -> None:
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=args.timeout))
+    rank = dist.get_rank()
+    plain, model, optimizer = build(args, device)
+    rows = Rows()
+    loader = DataLoader(rows, batch_size=16, sampler=DistributedSampler(rows))
+    trail = Path(f"trail-{rank}").open("w") if args.trail else None  # noqa: SIM115 - as long as the process lives
+    for step, (ids, labels) in enumerate(loader):
+        if step == args.steps:
+            break
+        if step == args.at and args.fault:
+            print(f"rank {rank} fault {time.time():.3f}", flush=True)
+            if rank == 1:
+                fail(args.fault, device)
+        loss = nn.functional.cross_entropy(model(ids.to(device, non_blocking=True)), labels.to(device, non_blocking=True))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if args.sync:
+            loss.item()
+        if trail is not None:
+            trail.write(f"{step + 1} {digest(plain, optimizer)}\n")
+            trail.flush()
+    torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--at", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--model", default="ddp", choices=["ddp", "fsdp2"])
+    parser.add_argument("--optimizer", default="foreach", choices=["foreach", "fused"])
+    parser.add_argument("--sync", action="store_true")
+    parser.add_argument("--trail", action="store_true")
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--check")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    given = arguments()
+    check(given) if given.check else train(given)

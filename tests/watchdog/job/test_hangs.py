@@ -1,0 +1,88 @@
+"""A job at a standstill: who is late, who waits, and when that is sure enough to end the job for it."""
+
+from __future__ import annotations
+
+from torch_watchdog.job.hangs import ANSWER_S, SHORTEST_S, HangWatch, Hung
+from torch_watchdog_proto.rescue_words import Looked
+
+STACK = '  File "/x/train.py", line 7, in main\n    while True:\n'
+
+
+class Run:
+    """Two ranks that made a step a second, and then none; `look` asks them and gives their answers."""
+
+    def __init__(self, step_s: float = 1.0, timeout_s: float = 600.0) -> None:
+        self.watch, self.now, self.timeout_s, self.generation = HangWatch(), 0.0, timeout_s, 0
+        for _ in range(10):
+            self.now += step_s
+            self.watch.progressed(self.now)
+
+    def look(self, *, waits: tuple[int, ...] = (), elsewhere: tuple[int, ...] = (), stopped: tuple[int, ...] = ()) -> Hung | None:
+        assert self.watch.deadline is not None
+        self.now = max(self.now, self.watch.deadline)
+        assert self.watch.should_ask(self.now)
+        self.generation += 1
+        self.watch.asked(frozenset((*waits, *elsewhere, *stopped)), self.generation, self.now)
+        for rank in (*waits, *elsewhere):
+            answer = Looked(rank=rank, generation=self.generation, waits=rank in waits, stack=STACK, timeout_s=self.timeout_s)
+            self.watch.answered(answer)
+        for rank in stopped:
+            self.watch.state(rank, "T")
+        self.now += ANSWER_S
+        return self.watch.verdict(self.now)
+
+
+def test_nobody_is_asked_before_a_standstill_is_unusual() -> None:
+    run = Run(step_s=0.01)
+    assert not run.watch.should_ask(run.now + SHORTEST_S - 1)
+    assert run.watch.should_ask(run.now + SHORTEST_S)
+    slow = Run(step_s=30)
+    assert not slow.watch.should_ask(slow.now + 250)
+
+
+def test_the_first_steps_teach_before_anything_is_unusual() -> None:
+    watch = HangWatch()
+    watch.progressed(0.0)
+    watch.progressed(1.0)
+    assert watch.deadline is None
+
+
+def test_a_stopped_rank_is_hung_when_it_is_found_so_twice() -> None:
+    run = Run()
+    first = run.look(waits=(0,), stopped=(1,))
+    assert first is not None and not first.sure
+    second = run.look(waits=(0,), stopped=(1,))
+    assert second is not None
+    assert (second.rank, second.waiting, second.sure) == (1, (0,), True)
+    assert "SIGSTOP" in second.why and "rank 0: waits in a collective" in second.stacks
+
+
+def test_a_stopped_job_is_no_hang() -> None:
+    """All ranks are stopped, by a person or a scheduler."""
+    run = Run()
+    assert run.look(stopped=(0, 1)) is None
+    assert run.look(stopped=(0, 1)) is None
+
+
+def test_a_rank_that_does_something_else_is_late_but_not_hung_until_the_collective_is_about_to_give_up() -> None:
+    """It may be writing a checkpoint for minutes while the others wait for it."""
+    run = Run(timeout_s=100.0)
+    verdicts = [run.look(waits=(0,), elsewhere=(1,)) for _ in range(12)]
+    told = [verdict for verdict in verdicts if verdict is not None]
+    assert not told[0].sure and "train.py" in told[0].why
+    sure = next(verdict for verdict in told if verdict.sure)
+    assert sure.rank == 1
+    assert run.timeout_s * 0.8 <= run.now
+
+
+def test_where_nobody_waits_nobody_is_late() -> None:
+    run = Run()
+    assert run.look(elsewhere=(0, 1)) is None
+
+
+def test_progress_begins_anew() -> None:
+    run = Run()
+    run.look(waits=(0,), stopped=(1,))
+    run.watch.progressed(run.now)
+    verdict = run.look(waits=(0,), stopped=(1,))
+    assert verdict is None or not verdict.sure
