@@ -27,16 +27,27 @@ class Holds:
         self._in_hand: list[tuple[Violation, int]] = []  # stand-ins that the loop has fetched ahead, and the last window that may use each
 
     def hold(self, batch: object, checked: Checked, violation: Violation) -> object:
-        """Returns the stand-in, once every rank has promised to veto the step at hand; or, where only a later step can use it, at once.
+        """Returns the stand-in, once every rank has promised to veto the step at hand; or, where only a later step can use it, at once."""
+        clean = self._rank.guard.repaired(batch, checked) if self._is_gated() else None
+        if clean is None:
+            self._rank.refused(violation)
+            raise _unanswered(violation, self._why_not())
+        self._promise(violation)
+        return clean
 
-        Only a later step can where each takes one batch and the loop is ahead by one at least. Collectives of the step at hand may have run by then, so
-        that the others may be past its gate: it is not vetoed.
+    def hold_late(self, violation: Violation) -> None:
+        """The same for a batch that was handed over unread, its stand-in with it. Of the step at hand no backward has been launched since."""
+        if not self._is_gated() or self._rank.config.policy == "observe":
+            if not self._rank.refused(violation):
+                return  # only observed
+            raise _unanswered(violation, self._why_not())
+        self._promise(violation)
+
+    def _promise(self, violation: Violation) -> None:
+        """Only a later step can use the batch where each takes one and the loop is ahead by one at least. Collectives of the step at hand may have run by
+        then, so that the others may be past its gate: it is not vetoed.
         """
         rank = self._rank
-        clean = rank.guard.repaired(batch, checked) if self._is_gated() else None
-        if clean is None:
-            rank.refused(violation)
-            raise _unanswered(violation, self._why_not())
         ahead, step = rank.guard.ahead, rank.loop.step
         windows = rank.loop.windows_ahead(ahead)
         later = bool(ahead and windows and rank.loop.batches_a_window(ahead) == 1)
@@ -45,7 +56,6 @@ class Holds:
         if windows:
             self._in_hand.append((violation, step + windows))
         self._leave_out(violation, step + later)
-        return clean
 
     def window_closed(self, number: int) -> None:
         """The next step may use a stand-in that is in hand: veto it, too. Nothing of that step has been launched yet."""

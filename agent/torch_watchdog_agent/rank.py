@@ -31,6 +31,7 @@ from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
+from torch_watchdog_agent.unread import Unread
 from torch_watchdog_proto.messages import Commit, Finished, Noticed, Order, RankHello, RankMessage, Refused, Signalled, Vetoed, Violation
 from torch_watchdog_proto.rescue_words import Look
 from torch_watchdog_proto.stop.participant import Act, Skip
@@ -89,13 +90,14 @@ class Rank:
         self.say.also = self.history.said
         self._clearance = self._open_clearance()
         self.lockstep = lockstep.opened(Path(config.ring_dir), identity, say=self.say)
-        self.guard = Guard(say=self.say, on_refused=self.refused)
+        self.guard = Guard(say=self.say, on_refused=self.refused, patient=bool(config.scan))
+        self.holds = Holds(self)
+        self._unread = Unread(self.guard, say=self.say, found=self.holds.hold_late, change=config.policy != "observe")
         self.saver = Saver(self, leave=leave)
         if importlib.util.find_spec("safetensors") is None:
             self.say("safetensors is missing in this Python: a stop will leave no checkpoint of ours (pip install safetensors)")
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
         self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
-        self.holds = Holds(self)
         take_settings(config.bounds)
         self.scan = _scan_of(config, identity) if config.scan else None
         self._contract_written = ""
@@ -207,6 +209,7 @@ class Rank:
     def before_fetch(self) -> None:
         """The loop asks for its next batch: every rank is at the same point here, with nothing half done. May raise SystemExit."""
         self.history.flush()
+        self._unread.settle(wait=False)
         if self._undo:
             self._undo = False
             self.window.restore()  # only the loader has moved on
@@ -238,10 +241,20 @@ class Rank:
             batch = self._act_on(batch, checked)
             if batch is not held:  # what the model gets is what a traced step must learn from
                 checked = self.guard.fetched(batch, indices=None, worker=None)
+            batch = self._unread.handed_over(batch, checked)
             self.guard.handed_over(checked, batch)
-        if self._clearance is not None:
-            self._clearance.handed_over(self.loop.step, self.loop.micro_step)
+        self._clear()
         return batch
+
+    def _clear(self) -> None:
+        """The other ranks may pass the gate of this step, as far as the batches handed over so far go."""
+        if self._clearance is not None and not self._unread:
+            self._clearance.handed_over(self.loop.step, self.loop.micro_step)
+
+    def _settle(self) -> None:
+        """What a device still has to say about the batches at hand is heard before backward, and before the gate where there was none."""
+        if self._unread.settle(wait=True):
+            self._clear()
 
     def _act_on(self, batch: object, checked: Checked) -> object:
         for warning in checked.warnings:
@@ -280,6 +293,7 @@ class Rank:
 
     def loss_seen(self, loss: Any) -> None:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too: look for the reason, once."""
+        self._settle()
         value = self.history.loss_seen(loss)
         if value is None or math.isfinite(value) or self._looked_inside:
             return
@@ -310,6 +324,7 @@ class Rank:
         if optimizer is not None:
             self.subjects.optimizer_seen(optimizer)
         self._gates_seen = True
+        self._settle()
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
         if (self.loop.fed_elsewhere or self.loop.drains) and not self.loop.trained_on:

@@ -1,132 +1,216 @@
 """What the watchdog costs a step on GPUs: `python tests/bench/gpu_step.py --ranks 2 --out FILE.json` on a machine that has them.
 
-Alternates runs with and without `watchdog`, several of each, and reports medians and their ratio. Two models: a GPT-2-small-like one (tens of
-milliseconds a step) and one that is bound by its launches (a few milliseconds). The loop does not synchronise with the device but once, at the
-end of each timed stretch. `--profile FOLDER` writes what Python spends its time on in each rank.
+One watched training whose hooks are switched on and off in blocks (on-off, off-on, ...), so that both sides see the same process, clocks and memory. The time
+of a block is the device's own, between two CUDA events; nothing synchronises inside. Reported: the median of the blocks' ratios and its 95 % confidence
+interval (bootstrap). Two models (a GPT-2-small-like one, tens of milliseconds a step; one bound by its launches), and batches that the loop moves to the GPU or
+that the loader yields there. With the hooks off a few wrapped functions still ask whether they are on (1 to 2 us a step); the node process runs on both sides.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-WIDTHS = {"gpt2-small-like": (768, 12, 8, 512), "launch-bound": (64, 4, 4, 64)}  # width, layers, batch, length
-WARM_UP, STRETCH, STRETCHES = 30, 40, 5
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+from machine import machine
+
+SIZES = {"gpt2-small-like": (768, 12, 8, 512), "launch-bound": (64, 4, 4, 64)}  # width, layers, batch, length
+BLOCK_STEPS = {"gpt2-small-like": 12, "launch-bound": 120}
+FIRST, WARM = 8, 40
 
 
-def train(name: str) -> None:
-    """One rank: prints the median step time of its stretches, in milliseconds."""
+def model_of(name: str) -> Any:
     import torch
-    import torch.distributed as dist
     from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import DataLoader
 
-    width, layers, batch, length = WIDTHS[name]
-    local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl")
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, batch_first=True, norm_first=True, dropout=0.0)
-    model = nn.ModuleDict(
-        {
-            "table": nn.Embedding(50257, width),
-            "blocks": nn.TransformerEncoder(layer, layers),
-            "head": nn.Linear(width, 50257 if width > 64 else 512),
-        }
-    )
+    width, layers, _, _ = SIZES[name]
+    words = 50257 if width > 64 else 512
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.parts = model
+            layer = nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, batch_first=True, norm_first=True, dropout=0.0)
+            self.table, self.blocks, self.head = nn.Embedding(words, width), nn.TransformerEncoder(layer, layers), nn.Linear(width, words)
 
         def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            logits = self.parts["head"](self.parts["blocks"](self.parts["table"](ids)))
+            logits = self.head(self.blocks(self.table(ids)))
             return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
-    net = DistributedDataParallel(Net().cuda(), device_ids=[local_rank])
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
-    rows = [
-        {"ids": torch.randint(0, 512, (length,)), "labels": torch.randint(0, 512, (length,))}
-        for _ in range(batch * (WARM_UP + STRETCH * STRETCHES))
-    ]
-    times_ms, began = [], 0.0
-    for step, one in enumerate(DataLoader(rows, batch_size=batch, pin_memory=True)):
-        if step >= WARM_UP and (step - WARM_UP) % STRETCH == 0:
-            torch.cuda.synchronize()
-            now = time.perf_counter()
-            if step > WARM_UP:
-                times_ms.append((now - began) / STRETCH * 1e3)
+    return Net()
+
+
+def batches_of(name: str, *, resident: bool) -> Any:
+    """Endless, made before: the loader itself costs nothing. `resident`: on the GPU when the loop gets them."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    _, _, rows, length = SIZES[name]
+    made = [{key: torch.randint(0, 512, (rows, length)).pin_memory() for key in ("ids", "labels")} for _ in range(16)]
+
+    class Endless(IterableDataset):
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            while True:
+                yield from made
+
+    def moved(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {key: tensor.cuda(non_blocking=True) for key, tensor in batch.items()} if resident else batch
+
+    return iter(DataLoader(Endless(), batch_size=None, collate_fn=moved))
+
+
+class Switch:
+    """The hooks of this process: on as in any watched launch, or as if no launch of ours watched it."""
+
+    def __init__(self) -> None:
+        from torch_watchdog_agent.hooks import active
+
+        self._active, self._config = active, active._config
+        self.waits_us: list[float] = []
+
+    def turn(self, *, on: bool) -> None:
+        self._active._config = self._config if on else None
+
+    def time_waits(self) -> None:
+        """How long backward's entry takes to hear what the device says of the batch."""
+        here = self._active.rank()
+        unread = getattr(here, "_unread", None)
+        if unread is None:
+            return
+        theirs = unread.settle
+
+        def settle(*, wait: bool) -> bool:
             began = time.perf_counter()
+            settled: bool = theirs(wait=wait)
+            if settled and wait:
+                self.waits_us.append((time.perf_counter() - began) * 1e6)
+            return settled
+
+        unread.settle = settle
+
+
+def train(name: str, rounds: int, *, resident: bool, first_only: bool) -> None:
+    """One rank. Prints the first steps' times, and of each round the block's time per step with the hooks off and on, in milliseconds."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+    torch.manual_seed(0)
+    net: Any = model_of(name).cuda()
+    if dist.get_world_size() > 1:
+        net = DistributedDataParallel(net, device_ids=[local_rank])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    batches = batches_of(name, resident=resident)
+
+    def step() -> None:
+        batch = next(batches)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = net(one["ids"].cuda(non_blocking=True), one["labels"].cuda(non_blocking=True))
+            loss = net(batch["ids"].cuda(non_blocking=True), batch["labels"].cuda(non_blocking=True))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    torch.cuda.synchronize()
-    times_ms.append((time.perf_counter() - began) / STRETCH * 1e3)
+
+    first_ms = []
+    for _ in range(FIRST):
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        first_ms.append(round((time.perf_counter() - began) * 1e3, 2))
+    found: dict[str, Any] = {"first_ms": first_ms}
+    if not first_only:
+        for _ in range(WARM):
+            step()
+        found |= _measured(step, rounds, BLOCK_STEPS[name])
     if dist.get_rank() == 0:
-        print(f"MS {statistics.median(times_ms):.4f}", flush=True)
+        print("FOUND " + json.dumps(found), flush=True)
     dist.destroy_process_group()
 
 
-def measured_ms(name: str, ranks: int, wrapper: list[str]) -> float:
+def _measured(step: Any, rounds: int, steps: int) -> dict[str, Any]:
+    import torch
+
+    switch = Switch()
+    switch.time_waits()
+    blocks: list[tuple[bool, Any, Any]] = []
+    for number in range(rounds):
+        for on in (True, False) if number % 2 else (False, True):
+            switch.turn(on=on)
+            step()  # what the switch itself brings about is not measured
+            began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            began.record()
+            for _ in range(steps):
+                step()
+            ended.record()
+            blocks.append((on, began, ended))
+    switch.turn(on=True)
+    torch.cuda.synchronize()
+    times = {side: [began.elapsed_time(ended) / steps for on, began, ended in blocks if on is side] for side in (False, True)}
+    waits = sorted(switch.waits_us)
+    return {"off_ms": times[False], "on_ms": times[True], "wait_us": waits[len(waits) // 2] if waits else None}
+
+
+def launched(name: str, ranks: int, wrapper: list[str], *options: str) -> dict[str, Any]:
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *wrapper,
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(ranks),
-            __file__,
-            "--train",
-            name,
-        ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("MS ")]
+        command = [*wrapper, *run, str(Path(__file__).resolve()), "--train", name, *options]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     if not lines:
         raise RuntimeError(done.stdout[-1000:] + done.stderr[-3000:])
-    return float(lines[0].split()[1])
+    found: dict[str, Any] = json.loads(lines[0].removeprefix("FOUND "))
+    return found
+
+
+def judged(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    ratios = [on / off for on, off in zip(found["on_ms"], found["off_ms"], strict=True)]
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
+    return {
+        "off_ms": round(statistics.median(found["off_ms"]), 3),
+        "on_ms": round(statistics.median(found["on_ms"]), 3),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_95": [round(medians[100], 4), round(medians[-101], 4)],
+        "rounds": len(ratios),
+        "us_a_step": round((statistics.median(found["on_ms"]) - statistics.median(found["off_ms"])) * 1e3, 1),
+        "wait_at_backward_us": found["wait_us"] and round(found["wait_us"], 1),
+        "first_steps_ms": {"watched": found["first_ms"], "plain": plain["first_ms"]},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--train", choices=WIDTHS)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--train", choices=SIZES)
+    parser.add_argument("--resident", action="store_true")
+    parser.add_argument("--first-only", action="store_true")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1])
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.train:
-        train(args.train)
+        train(args.train, args.rounds, resident=args.resident, first_only=args.first_only)
         return
-    import torch
-
-    results: dict[str, Any] = {
-        "command": f"python tests/bench/gpu_step.py --ranks {args.ranks} --rounds {args.rounds}",
-        "date": datetime.date.today().isoformat(),
-        "card": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "ranks": args.ranks,
-    }
+    results: dict[str, Any] = {"machine": machine(), "command": "python tests/bench/gpu_step.py " + " ".join(sys.argv[1:])}
     watched = [sys.executable, "-m", "torch_watchdog.cli"]
-    for name in WIDTHS:
-        pairs = [(measured_ms(name, args.ranks, []), measured_ms(name, args.ranks, watched)) for _ in range(args.rounds)]
-        plain, ours = statistics.median(one for one, _ in pairs), statistics.median(other for _, other in pairs)
-        results[name] = {"plain_ms": plain, "watched_ms": ours, "ratio": round(ours / plain, 4), "pairs_ms": pairs}
-        if args.out:
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+    for ranks in args.ranks:
+        for name in SIZES:
+            for place, options in (("moved by the loop", []), ("on the GPU already", ["--resident"])):
+                plain = launched(name, ranks, [], "--first-only", *options)
+                found = launched(name, ranks, watched, "--rounds", str(args.rounds), *options)
+                results[f"{name}, {ranks} rank{'s' * (ranks > 1)}, {place}"] = judged(found, plain)
+                if args.out:
+                    args.out.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 
 

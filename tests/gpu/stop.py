@@ -1,16 +1,14 @@
 """The main promise on real GPUs: run by hand on a machine that has them, `python tests/gpu/stop.py --out FILE.json`.
 
 For 1 and (where there are two) 2 ranks: a clean run with and without the watchdog is bit-identical; a planted bad sample stops every rank
-before its step, with no device-side assert, every time; the resumed run equals, bit for bit, one in which that step never happened.
+before its step, with no device-side assert, every time; the resumed run equals, bit for bit, one in which that step never happened. `--resident`: the loader's
+batches are on the GPU already.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,15 +19,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 from launching import Ended, launch, script, torchrun
+from machine import machine
 
 WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
+MORE: list[str] = []  # arguments of every launch
+
+
 def launched(folder: Path, name: str, ranks: int, wrapper: list[str], *arguments: object) -> Ended:
     place = folder / name
     place.mkdir(parents=True)
-    command = torchrun(*script("train.py", "--device", "cuda", *arguments), ranks=ranks)
+    command = torchrun(*script("train.py", "--device", "cuda", *MORE, *arguments), ranks=ranks)
     return launch(place, [*wrapper, *TORCHRUN, *command[1:]])
 
 
@@ -90,26 +92,14 @@ def _clean_stop(run: Ended) -> bool:
     return run.code == 65 and action.get("stopped_at_step") == 4 and bool((action.get("checkpoint") or {}).get("committed"))
 
 
-def machine() -> dict[str, Any]:
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    ).stdout.split()
-    return {
-        "date": datetime.date.today().isoformat(),
-        "card": torch.cuda.get_device_name(),
-        "cards": torch.cuda.device_count(),
-        "driver": driver[0] if driver else None,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="numbers of ranks; those without a GPU each are left out")
+    parser.add_argument("--resident", action="store_true")
     args = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "command": "python tests/gpu/stop.py --out FILE.json"}
+    MORE[:] = ["--resident"] * args.resident
+    results: dict[str, Any] = {"machine": machine(), "command": " ".join(["python tests/gpu/stop.py --out FILE.json", *MORE])}
     with tempfile.TemporaryDirectory() as folder:
         for ranks in [number for number in args.ranks if number <= torch.cuda.device_count()]:
             results[f"{ranks} rank" + ("s" if ranks > 1 else "")] = scenario(Path(folder) / str(ranks), ranks)

@@ -6,6 +6,7 @@ be refused. A rule whose readings disagreed about the batch, and whose plainest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -19,7 +20,7 @@ from torch_watchdog_agent.contract.sizes import Reading, Shapes, Size, readings_
 from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 
-__all__ = ["is_of_the_forward", "probability_violation", "suspected"]
+__all__ = ["is_of_the_forward", "not_probabilities", "probability_violation", "suspected"]
 
 _ELSEWHERE = ("/torch/autograd/", "/torch/distributed/", "/torch/_tensor.py")
 
@@ -87,19 +88,29 @@ def probability_violation(error: BaseException) -> Violation | None:
     found, caller = _input_of("binary_cross_entropy", error.__traceback__)
     if not isinstance(found, torch.Tensor) or found.device.type != "cpu":
         return None
-    low, high = (float(value) for value in torch.aminmax(found.detach().float()))
+    return not_probabilities("binary_cross_entropy", found, caller)
+
+
+def not_probabilities(op: str, given: torch.Tensor, source: str | None) -> Violation:
+    """What the model gave to `op`, which takes probabilities."""
+    low, high = (float(value) for value in torch.aminmax(given.detach().float()))
+    finite = math.isfinite(low) and math.isfinite(high)
+    outside = "The values are finite and outside of 0..1: they are logits, the sigmoid is missing. The batch is not to blame."
+    sigmoid = "Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), or apply a sigmoid first."
+    if op != "binary_cross_entropy":
+        outside, sigmoid = "The values are outside of what a probability can be. The batch is not to blame.", "Apply a softmax first."
     return Violation(
         kind="probability.out_of_range",
-        summary=f"binary_cross_entropy takes probabilities and was given values from {low:.4g} to {high:.4g}",
-        cause="The values are finite and outside of 0..1: they are logits, the sigmoid is missing. The batch is not to blame.",
-        fix="Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), or apply a sigmoid first.",
+        summary=f"{op} takes probabilities and was given values from {low:.4g} to {high:.4g}",
+        cause=outside if finite else "The model has made values that are not finite.",
+        fix=sigmoid if finite else "Look at the layer that makes them.",
         batch=BatchFact(
             key="(made by the model)",
             value=low if low < 0 else high,
-            shape=tuple(found.shape),
-            dtype=str(found.dtype).removeprefix("torch."),
+            shape=tuple(given.shape),
+            dtype=str(given.dtype).removeprefix("torch."),
         ),
-        bound=BoundFact(low=0, high=1, op="binary_cross_entropy", source=caller),
+        bound=BoundFact(low=0, high=1, op=op, source=source),
         repairable=False,
     )
 

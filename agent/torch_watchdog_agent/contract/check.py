@@ -13,7 +13,7 @@ import torch
 
 from torch_watchdog_agent.contract.bounds import Range
 
-__all__ = ["Extremes", "TensorStat", "allows", "extremes", "known"]
+__all__ = ["UNREAD", "Extremes", "TensorStat", "allows", "extremes", "known"]
 
 MAX_FULL_FLOATS = 1 << 22  # above this a float tensor is looked at by a strided sample
 _UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16, torch.int8: np.uint8}

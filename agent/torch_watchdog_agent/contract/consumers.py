@@ -140,8 +140,11 @@ def _ctc(get: Arguments) -> list[Use]:
 
 
 def _probability(get: Arguments) -> list[Use]:
-    target = get("target", None)
-    return [_floating(target), Use(tensors=(target,), arg="target", rows=2, fixed=True)]
+    target, given = get("target", None), get("self", None)
+    return [
+        _floating(target),
+        *(Use(tensors=(tensor,), arg=arg, rows=2, fixed=True) for tensor, arg in ((target, "target"), (given, "input"))),
+    ]
 
 
 def _logit_target(get: Arguments) -> list[Use]:
@@ -190,7 +193,7 @@ _TABLE: dict[Callable[[Arguments], list[Use]], Sequence[str]] = {
     _ctc: ["_ctc_loss", "_cudnn_ctc_loss"],
     _probability: ["binary_cross_entropy"],
     _logit_target: ["binary_cross_entropy_with_logits"],
-    _not_negative("self"): ["bincount"],
+    _not_negative("self"): ["bincount", "multinomial"],
     _not_negative("repeats"): ["repeat_interleave"],
     _packed: ["_pack_padded_sequence"],
     _batch_norm: ["native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update"],

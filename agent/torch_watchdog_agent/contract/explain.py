@@ -85,7 +85,7 @@ def _batch_fact(finding: Finding, origin: Origin, resolve: Resolve) -> BatchFact
     cell, derived = _cell(finding, origin, resolve)
     tensor = origin.leaves[cell.key]
     value: Number = None if cell.element is None or rule.kind in ("some", "float") else value_at(tensor, cell.element)
-    if derived is not None and derived.value == value and rule.recipe.is_direct:
+    if derived is not None and rule.recipe.is_direct and (derived.value == value or value != value):  # NaN is not even NaN
         derived = None
     element = cell.element
     if rule.kind == "rows" and element is not None:
@@ -95,14 +95,15 @@ def _batch_fact(finding: Finding, origin: Origin, resolve: Resolve) -> BatchFact
         element=None if rule.kind in ("some", "float") else element,
         value=value,
         count=cell.count,
-        **_description(tensor),
+        **_description(origin, cell.key),
         derived=derived,
         sample=origin.sample(cell.key, element),
     )
 
 
-def _description(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
+def _description(origin: Origin, key: str) -> dict[str, Any]:
+    tensor = origin.leaves[key]
+    return {"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(origin.device(key))}
 
 
 def _cell(finding: Finding, origin: Origin, resolve: Resolve) -> tuple[_Cell, Derived | None]:
@@ -177,17 +178,17 @@ def _size_fact(finding: Finding, origin: Origin) -> BatchFact:
     tensor, high = origin.leaves[key], finding.allowed.high
     if rule.kind == "spread":
         derived = Derived(expression="values per channel", value=int(high) + 1)
-        return BatchFact(key=key, **_description(tensor), derived=derived, sample=origin.sample(key, (0,)) if tensor.dim() else None)
+        return BatchFact(key=key, **_description(origin, key), derived=derived, sample=origin.sample(key, (0,)) if tensor.dim() else None)
     if rule.kind == "reach":
         derived, limit = Derived(expression="last position", value=int(high)), int(rule.options["limit"])
         element = _first_past(tensor, key, dim, limit, origin)
-        return BatchFact(key=key, element=element, **_description(tensor), derived=derived, sample=origin.sample(key, element))
+        return BatchFact(key=key, element=element, **_description(origin, key), derived=derived, sample=origin.sample(key, element))
     values = finding.values[0]
     worst = int(values[finding.mask][0]) if int(values[finding.mask][0]) < 0 else int(values.max())
     element = _first_past(tensor, key, dim, int(high) + 1, origin)
     derived = Derived(expression=expression(rule.recipe), value=worst)
     sample = origin.sample(key, element)
-    return BatchFact(key=key, element=element, count=int(finding.mask.sum()), **_description(tensor), derived=derived, sample=sample)
+    return BatchFact(key=key, element=element, count=int(finding.mask.sum()), **_description(origin, key), derived=derived, sample=sample)
 
 
 def _first_past(tensor: torch.Tensor, key: str, dim: int, limit: int, origin: Origin) -> tuple[int, ...] | None:
@@ -284,7 +285,7 @@ def _also(fact: BatchFact, others: Sequence[Finding], origin: Origin, resolve: R
 def odd_violation(oddity: Oddity, origin: Origin, rule: Rule | None) -> Violation:
     """The diagnosis of a tensor that is not as it always was; `rule` is its first consumer, if it has one."""
     tensor = origin.leaves[oddity.key]
-    fact = BatchFact(key=oddity.key, **_description(tensor))
+    fact = BatchFact(key=oddity.key, **_description(origin, oddity.key))
     if oddity.kind == "batch.not_finite":
         fact = _not_finite_fact(fact, tensor, origin)
     elif oddity.kind == "batch.size_outlier":
@@ -319,7 +320,7 @@ def _outlier_fact(fact: BatchFact, tensor: torch.Tensor, origin: Origin) -> Batc
 def device_violation(rule: Rule, origin: Origin, index: torch.Tensor, table: torch.Tensor) -> Violation:
     """An index on another device than the table that it goes into."""
     key = next(iter(rule.recipe.leaves.values()))
-    fact = replace(BatchFact(key=key, **_description(origin.leaves[key])), device=str(index.device))
+    fact = replace(BatchFact(key=key, **_description(origin, key)), device=str(index.device))
     bound = BoundFact(op=rule.op, module=rule.place.module, source=rule.place.source, learned_from=f"always {table.device} so far")
     return _completed("batch.device", fact, bound, origin, rule)
 

@@ -83,6 +83,11 @@ class Seen:
         known = self._known.get(key)
         return None if known is None or known.low is None else Past(batches=self.batches, low=known.low, high=known.high)
 
+    def expects_not_finite(self, key: str) -> bool:
+        """Whether this tensor held NaN or infinity before and the training went on."""
+        known = self._known.get(key)
+        return known is not None and known.not_finite
+
     def dtype_of(self, key: str) -> torch.dtype | None:
         """The one dtype that this tensor always had."""
         known = self._known.get(key)

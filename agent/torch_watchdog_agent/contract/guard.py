@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from torch_watchdog_agent.contract.aftermath import probability_violation
-from torch_watchdog_agent.contract.check import Extremes, TensorStat, extremes
+from torch_watchdog_agent.contract.check import UNREAD, Extremes, TensorStat, extremes
 from torch_watchdog_agent.contract.declared import declared_rules, declared_version
 from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.inside import not_finite_inside
-from torch_watchdog_agent.contract.learn import Contract, Lesson
+from torch_watchdog_agent.contract.learn import Contract
+from torch_watchdog_agent.contract.mailbox import Mailbox
 from torch_watchdog_agent.contract.mode import compiled_code_in_the_way, modes_on_stack, without_modes
+from torch_watchdog_agent.contract.ondevice import DeviceChecks, Finite, Look, Part, Sent
+from torch_watchdog_agent.contract.placement import stand_ins, taken_from
 from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
+from torch_watchdog_agent.contract.reading import is_on_device, lesson_of, read
 from torch_watchdog_agent.contract.repair import legal_stand_in
 from torch_watchdog_agent.contract.replay import resolver
 from torch_watchdog_agent.contract.rules import TRACES_FOR_DERIVED, Rule
@@ -34,11 +39,10 @@ from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_proto.messages import Violation
 
-__all__ = ["Checked", "Guard"]
+__all__ = ["Checked", "Guard", "UnderCheck"]
 
 Result = TypeVar("Result")
 MAX_PLANS = 256
-MAX_SNAPSHOT_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +62,46 @@ class Checked:
     unsettled: tuple[Rule, ...] = ()
     oddities: tuple[Oddity, ...] = ()
     legal: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()  # tensors on a device, which were not read
+    on_device: DeviceChecks = field(default_factory=DeviceChecks)
+    seen: Mapping[str, Extremes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderCheck:
+    """A batch whose values a device is looking at. What it says is asked with `Guard.said_of`, once it has `arrived`."""
+
+    checked: Checked
+    sent: Sent
 
 
 class Guard:
-    """See the module. `say` prints a line for the user. `on_refused` is told of a violation before BadBatchError is raised; False lets the op run."""
+    """See the module. `say` prints a line for the user. `on_refused` is told of a violation before BadBatchError is raised; False lets the op run.
 
-    def __init__(self, *, say: Callable[[str], None], on_refused: Callable[[Violation], bool | None]) -> None:
-        self._say = say
+    `patient`: reading a tensor may wait for its device at any time (a scan). `is_elsewhere` and `mailbox` are the device, for tests without one.
+    """
+
+    def __init__(
+        self,
+        *,
+        say: Callable[[str], None],
+        on_refused: Callable[[Violation], bool | None],
+        patient: bool = False,
+        is_elsewhere: Callable[[torch.Tensor], bool] = is_on_device,
+        mailbox: Mailbox | None = None,
+    ) -> None:
+        self._say, self._patient, self._is_elsewhere, self._mailbox = say, patient, is_elsewhere, mailbox or Mailbox()
         self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(), Scalars()
         self._tracer = Tracer(self._names, self._contract, on_refused)
-        self._plans: dict[Signature, tuple[int, Plan]] = {}
+        self._plans: dict[tuple[Signature, frozenset[str]], tuple[int, Plan, DeviceChecks]] = {}
         self._batches = 0
         self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
         self._handed: Origin | None = None  # the newest batch that the loop got
         self._off = False
-        self._told_of_devices = self._told_of_compiled_code = False
+        self._told_of_compiled_code = False
         self._told_version = 0
+        self._uncovered: dict[Rule, str] = {}  # on a device, and why
+        self._told_of_batches = False
 
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         """Check a batch that has just left a DataLoader. Never changes it."""
@@ -114,6 +142,17 @@ class Guard:
         if self._tracer.tracing:
             self._guarded(self._tracer.end_at_gate, None)
 
+    def started(self, checked: Checked, batch: object, *, change: bool) -> tuple[object, UnderCheck | None]:
+        """Starts the checks of what is on a device. Returns the batch that the loop should get: with `change` its values are legal whatever they were."""
+        if not checked.on_device.looks:
+            return batch, None
+        nothing: tuple[object, UnderCheck | None] = batch, None
+        return self._guarded(lambda: self._start(checked, batch, change), nothing)
+
+    def said_of(self, under_check: UnderCheck) -> Violation | None:
+        """What a device has said of a batch, in full: where it found something the batch as it was is read now."""
+        return self._guarded(lambda: self._said_of(under_check), None)
+
     def repaired(self, batch: object, checked: Checked) -> object | None:
         """A copy of the batch that the model can take, or None where no value makes it so."""
         return self._guarded(lambda: self._repair(batch, checked), None)
@@ -129,7 +168,7 @@ class Guard:
 
     def contract(self) -> dict[str, object]:
         """All that is guarded and all that is not, JSON-able."""
-        return self._guarded(lambda: as_table(self._contract), {"traces": 0, "guarded": [], "opaque": []})
+        return self._guarded(lambda: as_table(self._contract, self._uncovered), {"traces": 0, "guarded": [], "opaque": []})
 
     # Fail open
 
@@ -154,23 +193,33 @@ class Guard:
     # Checking
 
     def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
-        leaves, scalars = taken_apart(batch)
-        signature = signature_of(leaves, self._names.training(), self._scalars.telling(scalars) if scalars else ())
-        origin = Origin(leaves=leaves, indices=indices, worker=worker)
+        own, scalars = taken_apart(batch)
+        telling = self._scalars.telling(scalars) if scalars else ()
+        leaves, elsewhere = own, frozenset([key for key, tensor in own.items() if self._is_elsewhere(tensor)])
+        signature = signature_of(leaves, self._names.training(), telling)
+        if elsewhere and self._must_read(signature, leaves, elsewhere):
+            leaves, elsewhere = read(own, elsewhere)
+            signature = signature_of(leaves, self._names.training(), telling)
+        origin = Origin(leaves=leaves, indices=indices, worker=worker, own=own)
         if modes_on_stack():
             with without_modes():
-                checked, seen, news = self._judged(self._batches, leaves, signature, origin)
+                checked, seen, news = self._judged(self._batches, signature, origin, elsewhere)
         else:
-            checked, seen, news = self._judged(self._batches, leaves, signature, origin)
-        if checked.violation is None:
+            checked, seen, news = self._judged(self._batches, signature, origin, elsewhere)
+        if checked.violation is None and not checked.on_device.looks:
             self._seen.took(news, leaves, seen)
         return checked
 
-    def _tell_of_devices(self, leaves: Mapping[str, torch.Tensor]) -> None:
-        """Values on a device are not read here: that would wait for it. Say once that only traced steps cover them."""
-        if not self._told_of_devices and any(tensor.is_cuda for tensor in leaves.values()):
-            self._told_of_devices = True
-            self._say("the loader's batches are on a GPU already: their values are checked in traced steps only, let it return CPU tensors")
+    def _must_read(self, signature: Signature, leaves: Mapping[str, torch.Tensor], elsewhere: frozenset[str]) -> bool:
+        """Whether this batch's step is a traced one in any case: that waits for the device, too."""
+        if self._patient:
+            return True
+        if compiled_code_in_the_way():
+            return False  # nothing is learned
+        if self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED:
+            return True
+        plan, _ = self._plan(signature, leaves, elsewhere)
+        return bool(plan.unsettled or plan.broken)
 
     def _tell_of_compiled_code(self) -> None:
         if not self._told_of_compiled_code:
@@ -180,10 +229,11 @@ class Guard:
             )
 
     def _judged(
-        self, number: int, leaves: Mapping[str, torch.Tensor], signature: Signature, origin: Origin
+        self, number: int, signature: Signature, origin: Origin, elsewhere: frozenset[str]
     ) -> tuple[Checked, dict[str, Extremes], list[str]]:
-        plan = self._plan(signature, leaves)
-        seen = {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
+        leaves = origin.leaves
+        plan, on_device = self._plan(signature, leaves, elsewhere)
+        seen = {key: UNREAD if key in elsewhere else extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
         findings, failed = plan.findings(leaves, seen)
         news = self._seen.news(leaves, seen)
         for key in news:
@@ -195,7 +245,7 @@ class Guard:
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED
         checked = Checked(
             batch_id=number,
-            leaves=leaves,
+            leaves=origin.own,
             stats=tuple(seen[key].stat(key, tensor) for key, tensor in leaves.items()),
             violation=violation,
             warnings=warnings,
@@ -207,6 +257,9 @@ class Guard:
             unsettled=(*plan.unsettled, *plan.broken),
             oddities=tuple(oddities),
             legal=plan.legal,
+            elsewhere=elsewhere,
+            on_device=on_device,
+            seen=seen,
         )
         return checked, seen, news
 
@@ -215,18 +268,64 @@ class Guard:
         """Changes with everything that a plan is made of."""
         return self._contract.version + declared_version()
 
-    def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor]) -> Plan:
+    def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor], elsewhere: frozenset[str]) -> tuple[Plan, DeviceChecks]:
         if any(table.changed() for table in self._contract.tables):
             self._contract.forget_changed()
-        known = self._plans.get(signature)
+        known = self._plans.get((signature, elsewhere))
         if known is not None and known[0] == self._version:
-            return known[1]
-        self._tell_of_devices(leaves)
+            return known[1], known[2]
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        plan = plan_for([*declared_rules(leaves), *self._contract.usable(structure_of(signature))], leaves, shapes_of(leaves))
-        self._plans[signature] = (self._version, plan)
-        return plan
+        shaped = stand_ins(leaves, elsewhere) if elsewhere else leaves
+        plan = plan_for([*declared_rules(shaped), *self._contract.usable(structure_of(signature))], shaped, shapes_of(shaped))
+        checks = DeviceChecks()
+        if elsewhere:
+            checks = taken_from(plan, leaves, shaped, elsewhere, frozenset(self._contract.flowed - self._contract.handled))
+            self._uncovered = {rule: why for rule, why in self._uncovered.items() if rule.usable} | dict(checks.uncovered)
+        self._plans[signature, elsewhere] = (self._version, plan, checks)
+        return plan, checks
+
+    # What is on a device
+
+    def _is_expected(self, look: Look) -> bool:
+        """NaN and infinities that the training lives with."""
+        return isinstance(look, Finite) and self._seen.expects_not_finite(look.key)
+
+    def _start(self, checked: Checked, batch: object, change: bool) -> tuple[object, UnderCheck | None]:
+        with without_modes(), torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            sent = checked.on_device.sent(checked.leaves, self._mailbox)
+        under_check = UnderCheck(checked=checked, sent=sent)
+        legal = {key: tensor for key, tensor in sent.made.items() if not checked.leaves[key].requires_grad}
+        if not (change and legal):
+            return batch, under_check
+        try:
+            return replaced(batch, legal), under_check
+        except Exception as error:  # noqa: BLE001  a container of the user's own that cannot be made again
+            self._tell_of_batches(f"{type(batch).__name__} cannot be copied ({type(error).__name__}: {error})")
+            return batch, under_check
+
+    def _tell_of_batches(self, why: str) -> None:
+        if not self._told_of_batches:
+            self._told_of_batches = True
+            self._say(f"{why}: a bad value in a batch that is on a GPU already is named, but not kept from the model")
+
+    def _said_of(self, under_check: UnderCheck) -> Violation | None:
+        checked, sent = under_check.checked, under_check.sent
+        if checked.origin is None:
+            return None
+        answers = checked.on_device.answers(sent)
+        if not any(one.is_broken(numbers) and not self._is_expected(one) for one, numbers in answers):
+            whole = {one.key: numbers for one, numbers in answers if isinstance(one, Part) and not one.slot[1].is_floating_point}
+            seen = {**checked.seen, **{key: Extremes(None, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()}}
+            self._seen.took(self._seen.news(checked.leaves, seen), checked.leaves, seen)
+            return None
+        with without_modes():
+            leaves, elsewhere = read({**checked.origin.leaves, **sent.kept}, checked.elsewhere)
+            signature = (signature_of(leaves, (), ())[0], *checked.signature[1:])
+            again, seen, news = self._judged(checked.batch_id, signature, replace(checked.origin, leaves=leaves), elsewhere)
+            if again.violation is None:
+                self._seen.took(news, leaves, seen)
+        return again.violation
 
     # Tracing and repair
 
@@ -244,7 +343,7 @@ class Guard:
         if checked.origin is None or checked.version == self._version:
             return checked
         with without_modes():
-            return self._judged(checked.batch_id, checked.leaves, checked.signature, checked.origin)[0]
+            return self._judged(checked.batch_id, checked.signature, checked.origin, checked.elsewhere)[0]
 
     def _hand_over(self, checked: Checked, batch: object) -> None:
         checked = self._judged_again(checked)
@@ -258,11 +357,11 @@ class Guard:
         if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
             return
         with without_modes():
-            lesson = _lesson(checked)
+            leaves = checked.origin.leaves
+            lesson = lesson_of(checked.batch_id, leaves, structure_of(checked.signature))
         if self._tracer.start():
-            flight = Flight(
-                lesson=lesson, origin=checked.origin, tensors=leaves_of(batch), suspects=checked.suspects, unsettled=checked.unsettled
-            )
+            origin = replace(checked.origin, leaves={**checked.origin.leaves, **lesson.leaves}) if checked.elsewhere else checked.origin
+            flight = Flight(lesson=lesson, origin=origin, tensors=leaves_of(batch), suspects=checked.suspects, unsettled=checked.unsettled)
             self._tracer.enter(flight)
 
     def _diagnose(self, error: BaseException) -> Violation | None:
@@ -274,28 +373,16 @@ class Guard:
             return self._stand_in(batch, checked)
 
     def _stand_in(self, batch: object, checked: Checked) -> object | None:
-        structure = structure_of(checked.signature)
+        structure, leaves = structure_of(checked.signature), checked.origin.leaves if checked.origin is not None else checked.leaves
 
         def recheck(leaves: Mapping[str, torch.Tensor]) -> tuple[list[Finding], list[Rule]]:
             plan = plan_for([*declared_rules(leaves), *self._contract.usable(structure)], leaves, shapes_of(leaves))
             return plan.findings(leaves, {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()})
 
-        legal = legal_stand_in(checked.leaves, checked.oddities, self._seen, recheck, resolver(shapes_of(checked.leaves)))
+        legal = legal_stand_in(leaves, checked.oddities, self._seen, recheck, resolver(shapes_of(leaves)))
         if legal is None:
             return None
         own: Any = leaves_of(batch)
         moved = {key: tensor.to(own[key].device) if own[key].device.type != "meta" else tensor for key, tensor in legal.items()}
         stand_in: object = replaced(batch, moved)
         return stand_in
-
-
-def _lesson(checked: Checked) -> Lesson:
-    """A copy of what is needed to check what the traced step will teach: the loop may write to the batch."""
-    small = {key: t for key, t in checked.leaves.items() if t.device.type == "cpu" and t.numel() <= MAX_SNAPSHOT_ELEMENTS}
-    return Lesson(
-        batch=checked.batch_id,
-        leaves={key: tensor.detach().clone() for key, tensor in small.items()},
-        shapes=shapes_of(checked.leaves),
-        structure=structure_of(checked.signature),
-        name=f"batch {checked.batch_id}",
-    )

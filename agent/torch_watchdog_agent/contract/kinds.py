@@ -11,7 +11,7 @@ import torch
 from torch_watchdog_agent.contract.bounds import Range
 from torch_watchdog_agent.contract.consumers import Kind
 
-__all__ = ["copies", "counted", "ctc_frames_needed", "offending", "outside"]
+__all__ = ["copies", "counted", "ctc_frames_needed", "ctc_labels_read", "offending", "outside"]
 
 
 def outside(values: torch.Tensor, allowed: Range) -> torch.Tensor:
@@ -98,6 +98,12 @@ def ctc_frames_needed(labels: torch.Tensor, lengths: torch.Tensor) -> torch.Tens
     place = torch.arange(1, labels.shape[1], device=labels.device)
     repeats = (labels[:, 1:] == labels[:, :-1]) & (place[None] < lengths[:, None])
     return lengths + repeats.sum(1)
+
+
+def ctc_labels_read(labels: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """`labels` [N, S] with a legal 0 where the loss does not look."""
+    place = torch.arange(labels.shape[1], device=labels.device)
+    return torch.where(place[None] < lengths[:, None], labels, 0)
 
 
 def _ctc_misfits(values: Sequence[torch.Tensor], allowed: Range, options: Mapping[str, Any]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch_watchdog_agent.contract.bounds import BIG
@@ -13,9 +14,11 @@ from torch_watchdog_agent.contract.words import expression, size_words
 
 __all__ = ["as_table"]
 
+_NOTHING: Mapping[Rule, str] = {}
 
-def as_table(contract: Contract) -> dict[str, object]:
-    """What is guarded, what is not and why."""
+
+def as_table(contract: Contract, on_device: Mapping[Rule, str] = _NOTHING) -> dict[str, object]:
+    """What is guarded, what is not and why. `on_device`: rules that a batch on a device is not held to in every step, and why."""
     rules = [*all_declared(), *sorted(contract.rules.values(), key=lambda rule: rule.order)]
     guarded = [
         _row(rule) for rule in rules if rule.usable and (rule.recipe.leaves or rule.recipe.steps or rule.kind in ("spread", "reach"))
@@ -25,6 +28,7 @@ def as_table(contract: Contract) -> dict[str, object]:
         {"key": None, "expression": "", "op": op, "argument": arg, "module": module, "source": source, "why": why}
         for (op, arg, module, source), why in contract.opaque.items()
     ]
+    opaque += [{**_row(rule), "why": why} for rule, why in on_device.items() if rule.usable]
     return {"traces": contract.traces, "guarded": guarded, "opaque": opaque}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_watchdog_agent.contract.aftermath import is_of_the_forward, suspected
+from torch_watchdog_agent.contract.aftermath import is_of_the_forward, not_probabilities, suspected
 from torch_watchdog_agent.contract.bounds import BIG, Range
 from torch_watchdog_agent.contract.calls import Call
 from torch_watchdog_agent.contract.consumers import Use
@@ -171,7 +171,7 @@ class Tracer:
         flight, rule = self._blamed(site)
         if flight is None or rule is None:
             if site.use.kind == "range" and tensors[0].is_cuda:
-                self._raise(plain_violation(site.name, site.place, int(tensors[0][mask][0]), allowed))
+                self._raise(_made_by_the_model(site, tensors[0], mask, allowed))
             return
         values = self._again(rule.recipe, flight) or tuple(tensor.detach().cpu() for tensor in tensors)
         finding = Finding(rule=rule, allowed=allowed, values=values, mask=mask.cpu())
@@ -206,6 +206,12 @@ class Tracer:
         if self.mode is not None:
             self.mode.refused = True
         raise BadBatchError(violation)
+
+
+def _made_by_the_model(site: Site, values: torch.Tensor, mask: torch.Tensor, allowed: Range) -> Violation:
+    if values.is_floating_point():
+        return not_probabilities(site.name, values, site.place.source)
+    return plain_violation(site.name, site.place, int(values[mask][0]), allowed)
 
 
 def _allowed(use: Use) -> Range:

@@ -17,12 +17,20 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a batch came from: the sampler's indices, the worker, its tensors. `past`: what was seen before of tensors that are not as they were."""
+    """Where a batch came from: the sampler's indices, the worker, its tensors (`leaves`: what can be read of them; `own`: as the loop has them).
+
+    `past`: what was seen before of tensors that are not as they were.
+    """
 
     leaves: Mapping[str, torch.Tensor]
     indices: Sequence[int | None] | None
     worker: int | None
     past: dict[str, Past] = field(default_factory=dict)
+    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def device(self, key: str) -> torch.device:
+        """Where the loop has that tensor."""
+        return self.own.get(key, self.leaves[key]).device
 
     def sample(self, key: str, element: tuple[int, ...] | None) -> Sample | None:
         """The sample that an element of a tensor belongs to."""

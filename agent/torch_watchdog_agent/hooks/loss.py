@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.scaler import unscaled
+from torch_watchdog_agent.unread import is_captured
 
 __all__ = ["known", "patch"]
 
@@ -43,8 +44,8 @@ def known(loss: Any) -> Iterator[None]:
 @guarded("loss")
 def _seen(tensors: Any) -> None:
     here = rank()
-    if here is None:
-        return
+    if here is None or is_captured():
+        return  # (in a CUDA graph what is launched here would run again and again)
     loss = tensors if not isinstance(tensors, (list, tuple)) else tensors[0] if len(tensors) == 1 else None
     if hasattr(loss, "numel"):
         here.loss_seen(unscaled(loss))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, default_collate
 
 VOCABULARY, LENGTH, CLASSES = 40, 6, 3
 
@@ -63,6 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--resident", action="store_true", help="the loader's collation moves the batch to the device")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--context")
     parser.add_argument("--bad", type=int)
@@ -136,7 +137,10 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     rows = Rows(args.rows, args.bad)
     sampler = DistributedSampler(rows, shuffle=True) if world > 1 else RandomSampler(rows)
-    loader = DataLoader(rows, batch_size=args.batch, sampler=sampler, num_workers=args.workers, multiprocessing_context=args.context)
+    collate = (lambda samples: {key: value.to(device) for key, value in default_collate(samples).items()}) if args.resident else None
+    loader = DataLoader(
+        rows, batch_size=args.batch, sampler=sampler, num_workers=args.workers, multiprocessing_context=args.context, collate_fn=collate
+    )
     first_epoch, step, ends = 0, 0, EndsBySignal(rank) if args.ends_by_signal else None
     if args.restore:
         import torch_watchdog_agent
