@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from torch_watchdog_proto.messages import BatchFact, Violation
 
 if TYPE_CHECKING:
-    from torch_watchdog_agent.rank import Identity
+    from torch_watchdog_agent.identity import Identity
 
 __all__ = ["Collective", "Lockstep", "Mismatch", "opened", "violation_of"]
 

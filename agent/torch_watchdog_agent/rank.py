@@ -10,9 +10,8 @@ import importlib.util
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from torch_watchdog_agent.control import ControlLine
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.holds import Holds
+from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.preemption import Preemption
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
@@ -40,32 +40,10 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.contract.guard import Checked
     from torch_watchdog_agent.hooks.scan import Scan
 
-__all__ = ["VETOED", "Identity", "Rank"]
+__all__ = ["VETOED", "Rank"]
 
 RESUMED = "resumed"  # a file in the run directory
 VETOED = -1  # instead of a window's number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Which rank this process is, as the launcher told it. `attempt` is torchrun's restart count."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    attempt: int
-
-    @classmethod
-    def from_env(cls, environment: Mapping[str, str]) -> Identity:
-        def number(name: str, default: int) -> int:
-            return int(environment.get(name) or default)
-
-        world_size = number("WORLD_SIZE", 1)
-        return cls(
-            rank=number("RANK", 0), local_rank=number("LOCAL_RANK", 0), world_size=world_size,
-            local_world_size=number("LOCAL_WORLD_SIZE", world_size), attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
-        )  # fmt: skip
 
 
 class Rank:

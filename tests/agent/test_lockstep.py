@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torch_watchdog_agent.hooks.collectives import described
+from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Collective, Lockstep, Mismatch, violation_of
-from torch_watchdog_agent.rank import Identity
 
 
 def ranks(folder: Path, count: int, group: str = "0") -> list[Lockstep]:

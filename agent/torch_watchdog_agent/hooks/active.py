@@ -16,7 +16,8 @@ from typing import ParamSpec, TypeVar
 
 from torch_watchdog_agent.config import PID_MARK, AgentConfig
 from torch_watchdog_agent.errors import BadBatchError
-from torch_watchdog_agent.rank import Identity, Rank
+from torch_watchdog_agent.identity import Identity
+from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.say import Voice
 
 __all__ = ["arm", "guarded", "is_off", "is_training_thread", "made_rank", "rank"]
