@@ -1,0 +1,101 @@
+"""START HERE for the rules: blocks and samples in, findings out.
+
+Owns one attempt: the streams, and an alert for each subject of each rule. Looks at everything at most once a second, whatever the number of ranks and
+reports. Pure: `now` is an argument and only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from torch_watchdog.rules.alert import Alert
+from torch_watchdog.rules.catalogue import rules_with, settings_of
+from torch_watchdog.rules.sign import About, Rule, Sign
+from torch_watchdog.rules.streams import View
+from torch_watchdog.rules.xid import XidCode
+from torch_watchdog_proto.messages import GpuSample, StepBlock
+
+__all__ = ["Engine", "Finding"]
+
+_INTERVAL_S = 1.0
+_MAX_ALERTS = 1000  # subjects of one rule: a job that has more of them has told all there is to tell
+
+_Subject: TypeAlias = tuple[int | None, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What began (`fires`) or ended (`resolves`). `sign` is the newest; `again`: it had been over."""
+
+    about: About
+    sign: Sign
+    change: Literal["fires", "resolves"]
+    again: bool = False
+
+
+class Engine:
+    """The rules of one attempt. `changes`: of thresholds, by rule, checked before."""
+
+    def __init__(self, *, codes: Mapping[int, XidCode], changes: Mapping[str, Mapping[str, Any]]) -> None:
+        watched = ((rule, settings_of(rule, changes)) for rule in rules_with(codes))
+        self._watched = [_Watched(rule, settings) for rule, settings in watched if settings.enabled]
+        self._view = View()
+        self._next: float | None = None  # when to look; None while nothing is new and nothing is pending
+        self._looked = float("-inf")
+
+    @property
+    def deadline(self) -> float | None:
+        return self._next
+
+    def take_block(self, block: StepBlock, now: float) -> None:
+        self._view.take_block(block)
+        self._wake(now)
+
+    def take_gpu(self, node: str, sample: GpuSample, now: float) -> None:
+        self._view.take_gpu(node, sample)
+        self._wake(now)
+
+    def judge(self, now: float, *, at_end: bool = False) -> tuple[Finding, ...]:
+        """What began or ended since the look before; nothing where it is not time yet, unless the job is `at_end`."""
+        if self._next is None or (now < self._next and not at_end):
+            return ()
+        self._looked, self._next = now, None
+        findings = [finding for watched in self._watched for finding in watched.look(self._view, now)]
+        if any(watched.is_waiting for watched in self._watched):
+            self._next = now + _INTERVAL_S
+        return tuple(findings)
+
+    def _wake(self, now: float) -> None:
+        if self._next is None:
+            self._next = max(now, self._looked + _INTERVAL_S)
+
+
+class _Watched:
+    """One rule, and the alerts of its subjects."""
+
+    def __init__(self, rule: Rule, settings: Any) -> None:
+        self._rule, self._settings = rule, settings
+        self._alerts: dict[_Subject, Alert] = {}
+        self._signs: dict[_Subject, Sign] = {}  # the newest of each alert
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether time alone can change something."""
+        return any(alert.state in ("pending", "firing") for alert in self._alerts.values())
+
+    def look(self, view: View, now: float) -> Iterator[Finding]:
+        seen = {(sign.rank, sign.subject): sign for sign in self._judged(view)}
+        for subject in seen:
+            if subject not in self._alerts and len(self._alerts) < _MAX_ALERTS:
+                self._alerts[subject] = Alert(hold_s=self._settings.hold_s, keep_s=self._settings.keep_s)
+        for subject, alert in self._alerts.items():
+            self._signs.update({subject: seen[subject]} if subject in seen else {})
+            change = alert.step(subject in seen, now)
+            if change is not None:
+                again = alert.fired > 1
+                yield Finding(about=self._rule.about, sign=self._signs[subject], change=change, again=again)
+
+    def _judged(self, view: View) -> Iterable[Sign]:
+        return self._rule.judge(view, self._settings)

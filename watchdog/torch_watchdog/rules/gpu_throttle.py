@@ -1,0 +1,68 @@
+"""gpu.throttle: a GPU runs below its clocks because its board says that it must: heat, power supply, a brake from outside.
+
+A power cap that software set is how most GPUs run under load, and is no sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch_watchdog.rules.gpus import facts_of, who
+from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.sign import About, Rule, Sign
+from torch_watchdog.rules.streams import GpuStream, View
+
+__all__ = ["RULE", "Settings"]
+
+_REASONS = {  # NVML's bits
+    0x08: "hardware slowdown",
+    0x20: "heat (by the driver)",
+    0x40: "heat (by the board)",
+    0x80: "power brake from outside the board",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Timing):
+    """The reason must be there in `of_samples` of the last minute's samples, and the clock below `clock` of its highest."""
+
+    hold_s: float = 30.0
+    of_samples: float = 0.5
+    clock: float = 0.9
+
+
+ABOUT = About(
+    name="gpu_throttle",
+    kind="gpu.throttle",
+    watches="NVML's reasons for lower clocks, and the clock itself",
+    says="GPU 5 of node-1 (rank 5): slowed down by heat (by the board): 1110 of 1980 MHz at 91 C, in 42 of 60 samples",
+)
+
+
+def judge(view: View, settings: Settings) -> Iterable[Sign]:
+    for gpu, ranks in view.used_gpus():
+        for bit, reason in _REASONS.items():
+            count = sum(bool((sample.throttle_reasons or 0) & bit) for sample in gpu.samples)
+            if len(gpu.samples) >= 5 and count >= settings.of_samples * len(gpu.samples) and _is_slow(gpu, settings):
+                yield _sign(gpu, ranks, reason, count)
+                break
+
+
+def _is_slow(gpu: GpuStream, settings: Settings) -> bool:
+    clock, highest = gpu.newest.sm_clock_mhz, gpu.newest.max_sm_clock_mhz
+    return clock is None or not highest or clock < settings.clock * highest
+
+
+def _sign(gpu: GpuStream, ranks: tuple[int, ...], reason: str, count: int) -> Sign:
+    newest = gpu.newest
+    return Sign(
+        rank=ranks[0], affected=ranks[1:], subject=newest.uuid, gpu=facts_of(gpu),
+        said=f"{who(gpu, ranks)}: slowed down by {reason}: {newest.sm_clock_mhz} of {newest.max_sm_clock_mhz} MHz at {newest.temperature_c} C, in {count} of "
+        f"{len(gpu.samples)} samples",
+        cause=f"the GPU lowers its clocks: {reason}; every rank waits for this one",
+        fix="look at the node's cooling and power supply; leave the node if it stays",
+    )  # fmt: skip
+
+
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge)

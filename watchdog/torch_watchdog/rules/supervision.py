@@ -1,0 +1,59 @@
+"""batch.empty, before it comes: fewer and fewer labels are supervised, until a batch has none and its mean loss is 0/0.
+
+Only a share that was larger before is a sign: fine-tuning on short answers supervises a few per cent of all tokens, and is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.sign import About, Rule, Sign
+from torch_watchdog.rules.streams import STEPS, KeyStream, RankStream, View, median
+
+__all__ = ["RULE", "Settings"]
+
+_RECENT = 12  # steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Timing):
+    """Fires where the newest 12 batches supervise less than `left` of what those before did, and less than `share` of their labels."""
+
+    left: float = 0.1
+    share: float = 0.05
+
+
+ABOUT = About(
+    name="supervision",
+    kind="batch.empty",
+    watches="the share of each label tensor that is not the ignored value",
+    says="rank 0, step 300: 0.4 % of labels are supervised, the batches before had 38 % (limit a tenth of that)",
+)
+
+
+def judge(view: View, settings: Settings) -> Iterable[Sign]:
+    for stream in view.ranks.values():
+        for key, seen in stream.keys.items():
+            if seen.kept.is_full and seen.kept.newest < settings.share:
+                yield from _vanishing(stream, key, seen, settings)
+
+
+def _vanishing(stream: RankStream, key: str, seen: KeyStream, settings: Settings) -> Iterable[Sign]:
+    values = seen.kept.values()
+    before, recent = median(values[: STEPS - _RECENT]), median(values[-_RECENT:])
+    if recent >= settings.share or recent >= settings.left * before:
+        return
+    yield Sign(
+        rank=stream.rank,
+        step=int(seen.steps.newest),
+        subject=key,
+        said=f"rank {stream.rank}, step {int(seen.steps.newest)}: {100 * recent:.2g} % of {key} are supervised, the batches before had "
+        f"{100 * before:.2g} % (limit {100 * settings.left * before:.2g} %)",
+        cause="nearly all labels are the ignored value: the next batch may have none, and a mean over none is NaN",
+        fix="look at how labels are masked for the samples that come now (truncation that cuts the answer off, another template)",
+    )
+
+
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge)
