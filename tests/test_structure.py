@@ -31,6 +31,7 @@ PURE = (
 PURE_IMPORTS = {
     *(
         "__future__",
+        "array",
         "abc",
         "bisect",
         "collections",

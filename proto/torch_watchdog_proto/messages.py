@@ -421,6 +421,7 @@ class NodeHello:
     node_rank: int = 0
     session: str = ""  # random per launch: tells a second launch under the same job name from a reconnect
     rendezvous: str = ""
+    rules: Mapping[str, Any] = field(default_factory=dict)  # thresholds that this launch changes, by rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

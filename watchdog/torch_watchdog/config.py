@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.plan import is_job_name
+from torch_watchdog.rules.catalogue import check_settings
 from torch_watchdog_proto.messages import Policy
 
 __all__ = ["LaunchConfig", "load_config"]
@@ -48,6 +49,7 @@ class LaunchConfig:
     resume: str | None = None
     quarantine: Path | None = None
     bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     scan: bool = False
     scan_after: str | None = None
 
@@ -187,6 +189,14 @@ def _bounds(value: Any) -> Mapping[str, Mapping[str, int]]:
     raise ValueError("must be lines such as labels = {low = 0, high = 9, ignored = -100}, with whole numbers and low not above high")
 
 
+def _rules(value: Any) -> Mapping[str, Mapping[str, Any]]:
+    """`[rules.NAME]`, with thresholds of that rule: `watchdog rules show NAME` lists them."""
+    if not isinstance(value, dict):
+        raise ValueError("must be tables such as [rules.straggler] with ratio = 2.0")  # noqa: TRY004 - as every check here
+    check_settings(value)
+    return value
+
+
 def _is_bound(value: Any) -> bool:
     if not isinstance(value, dict) or not value or not value.keys() <= {"low", "high", "ignored"}:
         return False
@@ -207,4 +217,5 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "resume": _resume,
     "quarantine": _quarantine,
     "bounds": _bounds,
+    "rules": _rules,
 }

@@ -6,7 +6,7 @@ Owns two dataclasses; knows nothing of sockets, rings or the environment: the la
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class NodeConfig:
     session: str
     policy: Policy
     command: tuple[str, ...]
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     run_dir: Path
     runtime_dir: Path
     ring_dir: Path

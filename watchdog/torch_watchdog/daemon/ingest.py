@@ -16,6 +16,7 @@ from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
+from torch_watchdog.knowledge import xid_codes
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog_proto import __version__
@@ -114,7 +115,14 @@ class Ingest:
     def _found_again(self, hello: NodeHello, run_dir: Path) -> tuple[Job, dict[str, int]]:
         """The job as an earlier daemon left it on disk, where one did: it has acted on all this, so it only brings the new job up to date."""
         now, last_seq = self._clock(), dict[str, int]()
-        job = Job(hello, started_s=now, grace_s=self._config.grace_s, incidents=read_incidents(run_dir), events=read_events(run_dir))
+        job = Job(
+            hello,
+            started_s=now,
+            grace_s=self._config.grace_s,
+            incidents=read_incidents(run_dir),
+            events=read_events(run_dir),
+            codes=xid_codes(),
+        )
         for node, session, report in read_reports(run_dir):
             if session != hello.session:
                 raise JobNameTakenError(hello.job, run_dir)

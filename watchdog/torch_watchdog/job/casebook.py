@@ -14,6 +14,7 @@ from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, judge
+from torch_watchdog.rules.engine import Finding
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
 from torch_watchdog_proto.stop.events import Closed, Found, Opened
@@ -46,6 +47,7 @@ class Casebook:
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
         self._inside: dict[int, Violation] = {}  # rank -> where in its model a loss went wrong
+        self._of_rule: dict[tuple[str, int | None, str], str] = {}  # rule, rank, subject -> incident
 
     @property
     def incidents(self) -> tuple[Mapping[str, Any], ...]:
@@ -53,6 +55,7 @@ class Casebook:
 
     def begin_attempt(self, attempt: int) -> None:
         self._attempt, self._waiting, self._of_order, self._inside, self._failure_id = attempt, [], {}, {}, ""
+        self._of_rule = {}
 
     def found(self, found: Found, ranks: Ranks, now: float, *, world_size: int) -> Incident | None:
         """A violation; None where it is known already."""
@@ -78,7 +81,7 @@ class Casebook:
         origins = (found.rank, None)  # None: every rank's
         of_rank = (known for known in self._of_attempt() if known["kind"] == "loss.not_finite" and known["origin"]["rank"] in origins)
         known = next(of_rank, None)
-        return None if known is None else self._keep(build.with_cause_inside(known, found.violation))
+        return None if known is None else self._keep(self._with_way_back(build.with_cause_inside(known, found.violation)))
 
     def opened(self, opened: Opened, ranks: Ranks, now: float) -> Sequence[Incident]:
         """An order begins: it belongs to what was found before it, or to a person, who gets an incident of the order's own kind."""
@@ -102,10 +105,39 @@ class Casebook:
             now, ranks, found.origin, step=found.first.step, micro_step=found.first.micro_step, affected=others,
             policy="observe" if policy == "observe" else "stop",
         )  # fmt: skip
-        made = build.incident(place, kind="loss.not_finite", severity="critical", summary=found.summary, cause=found.cause, fix=found.fix)
+        made = build.incident(place, kind=found.kind, severity="critical", summary=found.summary, cause=found.cause, fix=found.fix)
         self._waiting.append(made["id"])
         inside = next((self._inside[rank] for rank in found.ranks if rank in self._inside), None)
-        return self._keep(made if inside is None else build.with_cause_inside(made, inside))
+        return self._keep(self._with_way_back(made if inside is None else build.with_cause_inside(made, inside)))
+
+    def _with_way_back(self, found: Incident) -> Incident:
+        """From where to go on: parameters may be NaN by now."""
+        step = found["step"]
+        good = [one["action"]["checkpoint"] for one in self._incidents.values() if _is_good(one["action"]["checkpoint"])]
+        newest = max((one for one in good if one["updates_applied"] <= step), key=lambda one: one["updates_applied"], default=None)
+        way = (
+            f"this run has made no checkpoint that is known to be finite: resume from one of your own, from before step {step}"
+            if newest is None
+            else f"resume from {newest['path']}, the newest checkpoint that is finite ({newest['updates_applied']} updates)"
+        )
+        return found | {"fix": f"{found['fix']}; {way}"}
+
+    def ruled(self, finding: Finding, ranks: Ranks, now: float) -> Incident | None:
+        """What a rule says: one incident a subject, however often it comes and goes. None where nothing changes."""
+        sign, about = finding.sign, finding.about
+        subject = (about.name, sign.rank, sign.subject)
+        known = self._incidents.get(self._of_rule.get(subject, ""))
+        if known is not None:
+            status = "firing" if finding.change == "fires" else "resolved"
+            return self._keep(known | {"status": status, "summary": sign.said})
+        if finding.change == "resolves" or len(self._incidents) >= _MAX_INCIDENTS:
+            return None
+        place = self._place(now, ranks, sign.rank, step=sign.step, affected=sign.affected, policy="none")
+        made = build.from_sign(about, sign, place)
+        told_before = (one for one in self._of_attempt() if _same_sign(one, made))  # by a daemon that is no more
+        known = next(told_before, made)
+        self._of_rule[subject] = known["id"]
+        return None if known is not made else self._keep(made)
 
     def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
@@ -144,7 +176,9 @@ class Casebook:
 
     def _cause_of_failures(self) -> Incident | None:
         """A rank that dies after a bad batch dies of it; after a failure it is that failure's victim."""
-        causes = (found for found in self._of_attempt() if found["severity"] == "critical" and not found["kind"].startswith("loss."))
+        causes = (
+            found for found in self._of_attempt() if found["severity"] == "critical" and not found["kind"].startswith(("loss.", "grad."))
+        )
         return next(causes, None)
 
     def _failure(self, first: FirstFailure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
@@ -195,3 +229,11 @@ class Casebook:
     def _keep(self, found: Incident) -> Incident:
         self._incidents[found["id"]] = found
         return found
+
+
+def _is_good(checkpoint: Mapping[str, Any] | None) -> bool:
+    return checkpoint is not None and bool(checkpoint.get("committed")) and checkpoint.get("finite") is not False
+
+
+def _same_sign(one: Incident, other: Incident) -> bool:
+    return (one["fingerprint"], one["origin"]["rank"]) == (other["fingerprint"], other["origin"]["rank"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from torch_watchdog.rules.sign import About, Sign
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.stop.events import Closed
@@ -20,6 +21,7 @@ __all__ = [
     "Origin",
     "Place",
     "closed",
+    "from_sign",
     "from_violation",
     "incident",
     "is_order",
@@ -65,6 +67,18 @@ def from_violation(violation: Violation, place: Place, *, prevented: bool) -> di
     )  # fmt: skip
     found["batch"] = _batch(violation.batch) if violation.batch.key else None  # what ranks did, not what a batch held
     found["bound"] = None if violation.bound is None else _numbers_only(to_json(violation.bound), "low", "high")
+    return found
+
+
+def from_sign(about: About, sign: Sign, place: Place) -> dict[str, Any]:
+    """What a rule has found."""
+    found = incident(
+        place, kind=about.kind, severity=sign.severity or about.severity, summary=sign.said, cause=sign.cause, fix=sign.fix,
+        fingerprint=_hash(place.job, about.kind, about.name, sign.subject),
+    )  # fmt: skip
+    found["evidence"] = dict(sign.evidence)
+    if sign.gpu is not None:
+        found["origin"] = found["origin"] | {"gpu": sign.gpu}
     return found
 
 

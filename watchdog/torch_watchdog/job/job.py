@@ -31,12 +31,14 @@ from torch_watchdog.job.events import (
 from torch_watchdog.job.failures import FailureWatch
 from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.hangs import HangWatch, Hung
+from torch_watchdog.job.health import NO_CODES, Health
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.job.rescues import Rescues
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, signal_name
+from torch_watchdog.rules.xid import XidCode
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import GoodbyeAck, JobStatus, TellRank
 from torch_watchdog_proto.rescue_words import Failed, Look, Looked
@@ -62,8 +64,9 @@ class Job:
         incidents: Iterable[Mapping[str, Any]] = (),
         events: Iterable[Mapping[str, Any]] = (),
         assertions: Catalogue = NOTHING_KNOWN,
+        codes: Mapping[int, XidCode] = NO_CODES,
     ) -> None:
-        """`incidents` and `events`: what an earlier daemon left of this launch on disk."""
+        """`incidents` and `events`: what an earlier daemon left of this launch on disk. `codes`: the catalogue of Xid codes."""
         self.name, self.session, self.policy = hello.job, hello.session, hello.policy
         self.rendezvous, self.host = hello.rendezvous, hello.node
         self._run_dir, self._started_s, self._grace_s = hello.run_dir, started_s, grace_s
@@ -76,6 +79,7 @@ class Job:
         self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents, assertions=assertions)
         self._losses, self._failures = LossWatch(), FailureWatch()
         self._rescues, self._hangs = self._new_rescues(), HangWatch()
+        self._health = Health(codes=codes, changes=hello.rules)
         self._first: FirstFailure | None = None  # named; its rescue is still under way
         self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
         self._retry_at = 0.0
@@ -127,7 +131,8 @@ class Job:
         """When a Tick is due at the latest."""
         order = self._coordinator.next_deadline() if self._coordinator is not None else None
         retry = self._retry_at if self._wanted is not None else None
-        rules = (self._losses.deadline, self._failures.deadline, self._rescues.deadline, self._hangs.deadline)
+        watches = (self._losses, self._failures, self._rescues, self._hangs, self._health)
+        rules = (watch.deadline for watch in watches)
         return min((t for t in (order, retry, *rules) if t is not None), default=None)
 
     # Events
@@ -187,6 +192,8 @@ class Job:
             effects += self._begin_attempt(event.attempt, now)
             if event.attempt == self._attempt:
                 effects += self._on_rank_event(node, event, now)
+        for sample in report.gpus:
+            self._health.take_gpu(node, sample, now)
         return (*effects, *self._judge(now))
 
     def _count_dropped(self, node: str, dropped: int, now: float) -> Iterable[Effect]:
@@ -203,6 +210,7 @@ class Job:
         self._losses.see(block, now)
         if block.step or block.micro_step:
             self._hangs.progressed(now, [step_ns / 1e9 for step_ns in block.step_ns])
+        self._health.take_block(block, now)
 
     def _on_rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
         rank = self._rank(event.rank, node, event.pid)
@@ -342,6 +350,7 @@ class Job:
         self._losses, self._failures, self._rescues, self._first = LossWatch(), FailureWatch(), self._new_rescues(), None
         self._wanted, self._order_open, self._last_closed, self._preempted = None, False, None, False
         self._hangs, self._hung = HangWatch(), False
+        self._health.begin_attempt()
         self._casebook.begin_attempt(attempt)
         return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {attempt}"),)
 
@@ -452,9 +461,26 @@ class Job:
     # Rules
 
     def _judge(self, now: float, *, at_end: bool = False) -> Iterable[Effect]:
-        return (*self._judge_losses(now, at_end), *self._judge_failures(now, at_end))
+        return (*self._judge_losses(now, at_end), *self._judge_failures(now, at_end), *self._judge_health(now, at_end))
+
+    def _judge_health(self, now: float, at_end: bool) -> Iterable[Effect]:
+        findings = self._health.findings(now, at_end=at_end)
+        failure = self._health.failed()
+        if failure is not None:
+            yield self._event(
+                now, "rules.failed", text=f"the rules have ended by a mistake of ours ({failure}); orders and failures are judged as before"
+            )
+        for finding in findings:
+            changed = self._casebook.ruled(finding, self._ranks, now)
+            if changed is not None:
+                kind = "incident" if finding.change == "fires" else "incident.over"
+                sign = finding.sign
+                yield self._event(now, kind, rank=sign.rank, step=sign.step, text=changed["summary"], incident=changed["id"])
+                yield WriteIncident(incident=changed, contract_of_rank=None)
 
     def _judge_losses(self, now: float, at_end: bool) -> Iterable[Effect]:
+        if self._losses.deadline is None:
+            return ()
         diverged = self._losses.verdict({number: rank.seen_step for number, rank in self._ranks.items()}, now=now, at_end=at_end)
         if diverged is None:
             return ()
@@ -467,7 +493,7 @@ class Job:
             reason = found["summary"]
             # Parameters may be NaN by now: nothing that is saved here would be good, so nothing is.
             request = stop.StopRequested(
-                kind="loss.not_finite", by="rule loss.not_finite", reason=reason, exit_code=m.EXIT_DIVERGED, save=False, leave=True
+                kind=found["kind"], by=f"rule {found['kind']}", reason=reason, exit_code=m.EXIT_DIVERGED, save=False, leave=True
             )
             effects += self._want(request, now)
         return effects
@@ -510,7 +536,9 @@ class Job:
         failed = any(goodbye is not None and goodbye.exit_code != 0 for goodbye in self._nodes.values())
         if failed and self._hung and self.policy != "observe":
             return m.EXIT_MACHINE
-        return m.EXIT_BAD_DATA if failed and self._casebook.prevented_bad_batch() else None
+        if failed and self._casebook.prevented_bad_batch():
+            return m.EXIT_BAD_DATA
+        return self._health.exit_code if failed and self.policy != "observe" else None
 
     def _final_exit_code(self) -> int | None:
         """Ours, or else the wrapped commands' own once all have ended: the highest, as `srun` has it."""

@@ -5,9 +5,10 @@ Owns what was reported of one attempt; the judgement is `rules/loss.py`. Fires o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from torch_watchdog.rules.loss import PATIENCE_S, Divergence, NotFinite, first_of, not_finite
+from torch_watchdog.rules.loss import IN_A_ROW_WITH_SCALER, PATIENCE_S, Divergence, NotFinite, first_of, not_finite
 from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["LossWatch"]
@@ -20,6 +21,7 @@ class LossWatch:
         self._found: list[NotFinite] = []
         self._since: float | None = None
         self._fired = False
+        self._in_a_row: dict[int, int] = {}  # rank -> losses that are no numbers, one after the other, under a GradScaler
 
     @property
     def deadline(self) -> float | None:
@@ -27,6 +29,8 @@ class LossWatch:
 
     def see(self, block: StepBlock, now: float) -> None:
         found = () if self._fired else not_finite((block,))
+        if block.scale and block.scale[-1] > 0 and not self._stays(block):
+            return
         if found:
             # The earliest of each block is enough: a diverged training has nothing else to tell, for as long as it runs.
             self._found.append(min(found))
@@ -39,3 +43,14 @@ class LossWatch:
         first = first_of(self._found, seen_steps=seen_steps, waited_s=PATIENCE_S if at_end else now - self._since)
         self._fired = first is not None
         return first
+
+    def _stays(self, block: StepBlock) -> bool:
+        """Whether so many losses in a row are no numbers that the scaler will not find a way."""
+        longest = 0
+        count = self._in_a_row.get(block.rank, 0)
+        for loss, known in zip(block.loss, block.loss_known, strict=False):
+            if known:
+                count = 0 if math.isfinite(loss) else count + 1
+                longest = max(longest, count)
+        self._in_a_row[block.rank] = count
+        return longest >= IN_A_ROW_WITH_SCALER

@@ -144,6 +144,7 @@ def _node_config(seat: Seat, command: Sequence[str], runtime_dir: Path, ring_dir
         session=seat.session,
         policy=seat.config.policy,
         command=tuple(command),
+        rules=seat.config.rules,
         run_dir=seat.directory.root,
         runtime_dir=runtime_dir,
         ring_dir=ring_dir,

@@ -1,4 +1,5 @@
-"""loss.not_finite: the first rank whose own loss is NaN or infinite, before the all-reduce has spread it.
+"""loss.not_finite, grad.not_finite: the first rank whose own loss is NaN or infinite, before the all-reduce has spread it; or the first step whose losses
+were finite and whose gradients were not, where the loop computes their norm.
 
 Pure: losses as ranks reported them in, a finding with its reason out. Knows nothing of orders or incidents.
 """
@@ -13,29 +14,42 @@ from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["Divergence", "NotFinite", "first_of", "not_finite"]
 
+IN_A_ROW_WITH_SCALER = 4  # a GradScaler skips a step that overflows, and finds a lower scale: once or twice is how it works
+_AFTER_ALL_LOSSES = 1 << 31  # the place of a gradient among the micro-steps of its step
+
 PATIENCE_S = 2.0  # for the reports of the other ranks, which may tell of an earlier step
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class NotFinite:
-    """One loss that is no number, sorted by where it came in the training."""
+    """One loss, or norm of gradients, that is no number, sorted by where it came in the training."""
 
     step: int
     micro_step: int
     rank: int
     loss: float
 
+    @property
+    def is_gradient(self) -> bool:
+        return self.micro_step == _AFTER_ALL_LOSSES
+
 
 def not_finite(blocks: Iterable[StepBlock]) -> tuple[NotFinite, ...]:
-    """Every training loss in the blocks that is NaN or infinite; losses of an evaluation train nothing and are left out."""
-    return tuple(found for block in blocks for found in _of_block(block))
+    """Every training loss and gradient norm in the blocks that is NaN or infinite; losses of an evaluation train nothing and are left out."""
+    return tuple(found for block in blocks for found in (*_losses_of(block), *_norms_of(block)))
 
 
-def _of_block(block: StepBlock) -> Iterable[NotFinite]:
+def _losses_of(block: StepBlock) -> Iterable[NotFinite]:
     for row, (loss, known) in enumerate(zip(block.loss, block.loss_known, strict=False)):
         evaluation = bool(block.evaluation) and block.evaluation[row]
         if known and not evaluation and not math.isfinite(loss):
             yield NotFinite(block.micro_of_step[row], block.micro_step[row], block.rank, loss)
+
+
+def _norms_of(block: StepBlock) -> Iterable[NotFinite]:
+    for step, norm, vetoed in zip(block.step, block.grad_norm, block.vetoed, strict=False):
+        if not math.isfinite(norm) and not vetoed:
+            yield NotFinite(step, _AFTER_ALL_LOSSES, block.rank, norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +61,19 @@ class Divergence:
     everywhere: bool
 
     @property
+    def kind(self) -> str:
+        return "grad.not_finite" if self.first.is_gradient else "loss.not_finite"
+
+    @property
     def origin(self) -> int | None:
         return None if self.everywhere else self.first.rank
 
     @property
     def summary(self) -> str:
         step, loss = self.first.step, self.first.loss
+        if self.first.is_gradient:
+            who = f"all {len(self.ranks)} ranks" if self.everywhere else _named(self.ranks)
+            return f"{who}, step {step}: the norm of the gradients is {loss}, the losses were finite"
         if self.everywhere:
             return f"step {step}: the loss is not finite on any of {len(self.ranks)} ranks ({loss} on rank {self.first.rank})"
         more = f", and not finite on {_named(self.ranks[1:])}" if len(self.ranks) > 1 else ""
@@ -60,6 +81,8 @@ class Divergence:
 
     @property
     def cause(self) -> str:
+        if self.first.is_gradient:
+            return f"backward made a gradient that is not finite at step {self.first.step} out of losses that were: an update with it spoils every parameter"
         if self.everywhere:
             return f"every rank's loss was not finite in the same step {self.first.step}: what the ranks share went wrong before, and no one rank's batch"
         if len(self.ranks) > 1:
@@ -68,12 +91,13 @@ class Divergence:
 
     @property
     def fix(self) -> str:
-        look = (
+        if self.first.is_gradient:
+            return "look for a square root, logarithm or norm at 0 and for a division by a small number; train that part in float32"
+        return (
             "look at the steps before (learning rate, gradient norm, mixed precision) and at what all ranks take in, such as a shared table or weight"
             if self.everywhere
             else "look at that rank's batch and at the step before (learning rate, gradient norm, mixed precision)"
         )
-        return f"{look}; resume from the newest checkpoint that is finite"
 
 
 def first_of(found: Sequence[NotFinite], *, seen_steps: Mapping[int, int | None], waited_s: float) -> Divergence | None:
@@ -81,10 +105,11 @@ def first_of(found: Sequence[NotFinite], *, seen_steps: Mapping[int, int | None]
     if not found:
         return None
     first = min(found)
-    all_seen = all(step is not None and step >= first.step for step in seen_steps.values())
+    needed = first.step + first.is_gradient  # a norm is told when its step is done, a little after the batch
+    all_seen = all(step is not None and step >= needed for step in seen_steps.values())
     if not all_seen and waited_s < PATIENCE_S:
         return None
-    ranks = tuple(sorted({one.rank for one in found if one.step == first.step}))
+    ranks = tuple(sorted({one.rank for one in found if one.step == first.step and one.is_gradient == first.is_gradient}))
     return Divergence(first=first, ranks=ranks, everywhere=len(ranks) > 1 and set(ranks) >= set(seen_steps))
 
 

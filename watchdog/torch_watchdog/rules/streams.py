@@ -93,18 +93,20 @@ class RankStream:
 
     def _take_micro(self, block: StepBlock) -> None:
         sizes = _sizes(block)
-        evaluation = block.evaluation or (False,) * len(block.micro_step)
+        rows = len(block.micro_of_step)
+        evaluation, loader_ns = _column(block.evaluation, rows), _column(block.loader_ns, rows)
+        forward_ns, scale, loss_known = _column(block.forward_ns, rows), _column(block.scale, rows), _column(block.loss_known, rows)
         for row, step in enumerate(block.micro_of_step):
             if evaluation[row]:
                 continue
             known = self._micro.setdefault(step, [0.0, 0.0, 0.0])
-            known[0] += block.loader_ns[row] / 1e9
-            known[1] += block.forward_ns[row] / 1e9 if block.forward_ns else 0.0
+            known[0] += loader_ns[row] / 1e9
+            known[1] += forward_ns[row] / 1e9
             known[2] += sizes[row]
-            if block.loss_known[row]:
+            if loss_known[row] and block.loss:
                 self._take_loss(step, block.loss[row])
-            if block.scale and block.scale[row] > 0:
-                self.scales.add(block.scale[row])
+            if scale[row] > 0:
+                self.scales.add(scale[row])
         for columns in block.tensors:
             if columns.dtype.startswith(("int", "uint")):
                 self._take_key(columns, block.micro_of_step, evaluation)
@@ -119,7 +121,7 @@ class RankStream:
         if self.first_loss is None and self.losses.count == STEPS // 2:
             self.first_loss = median(self.losses.values())
 
-    def _take_key(self, columns: TensorColumns, steps: Sequence[int], evaluation: Sequence[bool]) -> None:
+    def _take_key(self, columns: TensorColumns, steps: Sequence[int], evaluation: Sequence[float]) -> None:
         if columns.bound_high is None and columns.key not in self.keys and not any(columns.ignored):
             return
         if columns.key not in self.keys and len(self.keys) >= _MAX_KEYS:
@@ -134,9 +136,9 @@ class RankStream:
 
     def _take_steps(self, block: StepBlock) -> None:
         self.step = max(block.step)
-        backward = block.backward_ns or (0,) * len(block.step)
+        step_ns, backward_ns = _column(block.step_ns, len(block.step)), _column(block.backward_ns, len(block.step))
         for row, step in enumerate(block.step):
-            self._done[step] = block.step_ns[row] / 1e9, backward[row] / 1e9
+            self._done[step] = step_ns[row] / 1e9, backward_ns[row] / 1e9
         if block.allocated_bytes and block.allocated_bytes[-1]:
             self._take_memory(block)
         while len(self._done) > _MAX_OPEN:
@@ -219,6 +221,11 @@ def quartile(values: Iterable[float]) -> float:
     """A quarter of the values is at most this."""
     ordered = sorted(values)
     return ordered[len(ordered) // 4]
+
+
+def _column(values: Sequence[float], length: int) -> Sequence[float]:
+    """A column that an older node process does not send is all zeros."""
+    return values or (0,) * length
 
 
 def _sizes(block: StepBlock) -> list[float]:

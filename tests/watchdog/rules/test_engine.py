@@ -1,0 +1,95 @@
+"""The engine: when it looks, and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from streams_made import Watch, block
+
+from torch_watchdog.rules.catalogue import check_settings, rules_with
+from torch_watchdog.rules.engine import Engine
+from torch_watchdog_proto.messages import StepBlock
+
+
+def test_nothing_is_due_before_anything_was_seen_and_a_look_is_due_after() -> None:
+    engine = Engine(codes={}, changes={})
+    assert engine.deadline is None
+    engine.take_block(block(0, 0), 10.0)
+    assert engine.deadline == 10.0
+
+
+def test_it_looks_at_most_once_a_second_however_many_reports_come() -> None:
+    engine = Engine(codes={}, changes={})
+    engine.take_block(block(0, 0), 10.0)
+    engine.judge(10.0)
+    engine.take_block(block(0, 1), 10.1)
+    assert engine.deadline == 11.0
+
+
+def test_while_an_alert_waits_time_alone_makes_it_look_again() -> None:
+    watch = Watch(straggler={"hold_s": 5})
+    watch.seconds(40, lambda step: (block(rank, step, own_ms=60 if rank else 20, wait_ms=5) for rank in range(2)))
+    assert watch.engine.deadline is not None
+
+
+def test_a_rule_that_is_off_is_silent() -> None:
+    watch = Watch(straggler={"enabled": False})
+    watch.seconds(90, lambda step: (block(rank, step, own_ms=60 if rank else 20, wait_ms=5) for rank in range(2)))
+    assert watch.told == []
+
+
+def test_a_threshold_of_the_user_counts() -> None:
+    watch = Watch(straggler={"ratio": 4.0})
+    watch.seconds(90, lambda step: (block(rank, step, own_ms=60 if rank else 20, wait_ms=5) for rank in range(2)))
+    assert watch.told == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stragler": {}}, "names no rule 'stragler'"),
+        ({"straggler": {"ration": 2}}, "has no setting 'ration'"),
+        ({"straggler": {"ratio": "2"}}, "ratio must be a number"),
+        ({"straggler": {"enabled": 1}}, "enabled must be true or false"),
+        ({"straggler": {"ratio": -1}}, "not negative"),
+        ({"loss_spike": {"steps": 2.5}}, "steps must be a whole number"),
+        ({"straggler": 3}, "must be a table"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_was_expected(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_settings(changes)
+
+
+def test_every_rule_says_what_it_watches_and_what_it_does() -> None:
+    rules = rules_with({})
+    assert len({rule.about.name for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule.about.watches
+        assert rule.about.says
+        settings = rule.settings()
+        assert settings.hold_s >= 0
+        assert settings.keep_s >= 0
+
+
+def test_a_batch_whose_loss_comes_after_its_gate_is_counted_all_the_same() -> None:
+    """On a GPU the loss arrives a step later."""
+    watch = Watch()
+    empty: dict[str, Any] = dict.fromkeys(
+        ("micro_step", "micro_of_step", "micro_time_ns", "loader_ns", "loss", "loss_known", "evaluation", "forward_ns", "scale"), ()
+    )
+    only_gate: dict[str, Any] = dict.fromkeys(
+        ("step", "step_time_ns", "step_ns", "vetoed", "updates_applied", "backward_ns", "grad_norm"), ()
+    )
+
+    def late(step: int, rank: int) -> Iterator[StepBlock]:
+        own = 60 if rank else 20
+        yield replace(block(rank, step, own_ms=own, gpu=f"GPU-{rank}"), tensors=(), **empty)
+        if step:
+            yield replace(block(rank, step - 1, own_ms=own, gpu=f"GPU-{rank}"), **only_gate)
+
+    watch.seconds(90, lambda step: (one for rank in range(2) for one in late(step, rank)))
+    assert watch.told == [("straggler", 1, "fires")]

@@ -1,0 +1,66 @@
+"""loss.not_finite and grad.not_finite: which came first, whose it was, and what a GradScaler settles by itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from streams_made import block
+
+from torch_watchdog.job.losses import LossWatch
+from torch_watchdog.rules.loss import Divergence
+from torch_watchdog_proto.messages import StepBlock
+
+NAN = math.nan
+
+
+def verdict(*blocks: StepBlock, seen: int = 9, ranks: int = 2) -> Divergence | None:
+    watch = LossWatch()
+    for one in blocks:
+        watch.see(one, now=0.0)
+    return watch.verdict(dict.fromkeys(range(ranks), seen), now=0.1, at_end=False)
+
+
+def found(*blocks: StepBlock, ranks: int = 2) -> Divergence:
+    divergence = verdict(*blocks, ranks=ranks)
+    assert divergence is not None
+    return divergence
+
+
+def test_the_first_rank_is_told() -> None:
+    first = found(block(1, 5, loss=NAN), block(0, 6, loss=NAN), block(1, 6, loss=NAN))
+    assert (first.kind, first.origin, first.first.step) == ("loss.not_finite", 1, 5)
+
+
+def test_all_ranks_at_once_are_told_without_one() -> None:
+    first = found(block(0, 5, loss=NAN), block(1, 5, loss=math.inf))
+    assert (first.origin, first.first.step) == (None, 5)
+
+
+def test_a_gradient_before_the_losses_is_what_came_first() -> None:
+    blocks = [block(rank, 5, grad_norm=(NAN,)) for rank in range(2)] + [block(rank, 6, loss=NAN) for rank in range(2)]
+    first = found(*blocks)
+    assert (first.kind, first.origin, first.first.step) == ("grad.not_finite", None, 5)
+    assert "all 2 ranks, step 5: the norm of the gradients is nan, the losses were finite" in first.summary
+
+
+def test_a_loss_in_the_step_of_the_gradient_is_what_came_first() -> None:
+    first = found(block(1, 5, loss=NAN, grad_norm=(NAN,)), block(0, 5, grad_norm=(NAN,)))
+    assert (first.kind, first.origin) == ("loss.not_finite", 1)
+
+
+def test_a_norm_that_no_loop_computed_is_no_sign() -> None:
+    assert verdict(block(0, 5), block(1, 5)) is None
+
+
+def test_a_step_that_was_left_out_spoils_nothing() -> None:
+    assert verdict(block(0, 5, grad_norm=(NAN,), vetoed=(True,))) is None
+
+
+def test_under_a_scaler_a_few_losses_in_a_row_are_its_own_matter() -> None:
+    bad = [block(0, step, loss=math.inf, scale=(1024.0,)) for step in range(3)]
+    assert verdict(*bad, block(0, 3, scale=(1024.0,)), *[replace(one, micro_of_step=(step,)) for step, one in enumerate(bad, 4)]) is None
+
+
+def test_under_a_scaler_losses_that_stay_bad_are_told() -> None:
+    assert found(*[block(0, step, loss=math.inf, scale=(1024.0,)) for step in range(5)]).origin == 0

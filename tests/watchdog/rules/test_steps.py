@@ -1,0 +1,216 @@
+"""Rules over what ranks record: each fires on its fault, names the rank, and is silent on what only looks like it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from streams_made import GIB, Watch, block, labels, sample
+
+from torch_watchdog_proto.messages import StepBlock
+
+RNG = random.Random(0)
+
+
+def noisy(middle: float, share: float = 0.1) -> float:
+    return middle * (1 + RNG.uniform(-share, share))
+
+
+# loss.spike
+
+
+def test_a_loss_that_leaves_its_range_for_several_steps_is_told_with_its_rank() -> None:
+    watch = Watch()
+    watch.seconds(60, lambda step: (block(0, step, loss=noisy(2)), block(1, step, loss=noisy(2)), block(2, step, loss=noisy(2))))
+    watch.seconds(6, lambda step: (block(0, step, loss=noisy(2)), block(1, step, loss=9), block(2, step, loss=noisy(2))), start=60)
+    assert watch.told == [("loss_spike", 1, "fires")]
+    assert "rank 1, step 63: the last 4 losses are 9 or more" in watch.found[0].sign.said
+
+
+def test_a_spike_of_all_ranks_is_one_finding_without_a_rank_and_is_over_when_the_loss_is_back() -> None:
+    watch = Watch()
+    for count, loss in ((60, 2.0), (6, 9.0), (20, 2.0)):
+        watch.seconds(count, lambda step, loss=loss: (block(rank, step, loss=noisy(loss)) for rank in range(3)))  # type: ignore[misc]
+    assert watch.told == [("loss_spike", None, "fires"), ("loss_spike", None, "resolves")]
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [noisy(2) if step % 7 else 30.0 for step in range(200)],  # heavy tails
+        [8.0 / (step + 1) for step in range(200)],  # falling
+        [noisy(2, 0.6) for step in range(200)],  # noise
+        [1e-6 * (1 + step % 50) for step in range(200)],  # learned by heart
+        [2.0 + 0.5 * (step // 50) for step in range(200)],  # a curriculum
+        [-3.0 + noisy(0.1) for step in range(200)],  # a loss below zero
+    ],
+    ids=["heavy tails", "falling", "noise", "by heart", "curriculum", "negative"],
+)
+def test_losses_that_are_as_losses_are_make_no_spike(losses: list[float]) -> None:
+    watch = Watch()
+    watch.seconds(200, lambda step: (block(0, step, loss=losses[step]), block(1, step, loss=noisy(2))))
+    assert watch.told == []
+
+
+# scaler.collapse
+
+
+def scaled(scales: list[float]) -> Watch:
+    watch = Watch()
+    watch.seconds(len(scales), lambda step: (block(rank, step, scale=(scales[step],)) for rank in range(2)))
+    return watch
+
+
+def test_a_scale_that_falls_without_recovery_is_told() -> None:
+    watch = scaled([65536.0] * 20 + [65536 / 2**step for step in range(15)])
+    assert watch.told == [("scaler_collapse", None, "fires")]
+    assert "from 65536 to 64" in watch.found[0].sign.said
+
+
+def test_a_scaler_that_looks_for_its_level_is_no_collapse() -> None:
+    assert scaled([65536.0, 32768.0, 16384.0, 8192.0, *([4096.0] * 100), 8192.0, 4096.0]).told == []
+
+
+# rank.straggler
+
+
+def test_a_rank_that_needs_more_time_of_its_own_is_told() -> None:
+    watch = Watch()
+    watch.seconds(
+        80, lambda step: (block(rank, step, own_ms=noisy(40 if rank == 2 else 20), wait_ms=25 if rank != 2 else 5) for rank in range(4))
+    )
+    assert watch.told == [("straggler", 2, "fires")]
+
+
+def test_of_two_ranks_the_slow_one_is_told() -> None:
+    watch = Watch()
+    watch.seconds(80, lambda step: (block(0, step, own_ms=noisy(50), wait_ms=5), block(1, step, own_ms=noisy(20), wait_ms=35)))
+    assert watch.told == [("straggler", 0, "fires")]
+
+
+@pytest.mark.parametrize("power", [1, 2], ids=["linear", "quadratic"])
+def test_a_rank_with_longer_sequences_is_no_straggler(power: int) -> None:
+    watch = Watch()
+
+    def step_of(step: int) -> list[StepBlock]:
+        return [
+            block(rank, step, own_ms=noisy(20 * (1 + (rank == 2)) ** power), wait_ms=60 if rank != 2 else 5, tensors=(labels(9, of=100 * (1 + (rank == 2))),))
+            for rank in range(4)
+        ]  # fmt: skip
+
+    watch.seconds(80, step_of)
+    assert watch.told == []
+
+
+def test_steps_that_vary_five_times_with_their_length_make_no_straggler() -> None:
+    watch = Watch()
+
+    def step_of(step: int) -> list[StepBlock]:
+        sizes = [RNG.randint(100, 500) for _ in range(4)]
+        return [
+            block(rank, step, own_ms=noisy(sizes[rank] / 5), wait_ms=max(sizes) / 5, tensors=(labels(9, of=sizes[rank]),))
+            for rank in range(4)
+        ]
+
+    watch.seconds(200, step_of)
+    assert watch.told == []
+
+
+def test_a_rank_that_now_and_then_saves_or_logs_is_no_straggler() -> None:
+    watch = Watch()
+    watch.seconds(120, lambda step: (block(rank, step, own_ms=400 if rank == 0 and step % 10 == 0 else noisy(20)) for rank in range(4)))
+    assert watch.told == []
+
+
+# loader.stalled
+
+
+def test_a_loader_that_becomes_slow_is_told_of_its_rank_and_not_as_a_straggler() -> None:
+    watch = Watch()
+    watch.seconds(40, lambda step: (block(rank, step, own_ms=21) for rank in range(3)))
+    watch.seconds(
+        40,
+        lambda step: (block(rank, step, own_ms=221, loader_ms=201) if rank == 1 else block(rank, step, wait_ms=200) for rank in range(3)),
+        40,
+    )
+    assert watch.told == [("slow_loader", 1, "fires")]
+
+
+def test_loaders_that_become_slow_everywhere_are_told() -> None:
+    watch = Watch()
+    watch.seconds(40, lambda step: (block(rank, step, own_ms=21) for rank in range(2)))
+    watch.seconds(60, lambda step: (block(rank, step, own_ms=221, loader_ms=200) for rank in range(2)), 40)
+    assert sorted(watch.told) == [("slow_loader", 0, "fires"), ("slow_loader", 1, "fires")]
+
+
+def test_a_run_that_was_bound_by_its_data_from_the_beginning_is_no_sign() -> None:
+    watch = Watch()
+    watch.seconds(120, lambda step: (block(rank, step, own_ms=noisy(300), loader_ms=noisy(250)) for rank in range(2)))
+    assert watch.told == []
+
+
+# batch.empty and ids
+
+
+def test_labels_of_which_fewer_and_fewer_are_supervised_are_told() -> None:
+    watch = Watch()
+    watch.seconds(120, lambda step: [block(0, step, tensors=(labels(9, ignored=62 if step < 80 else 99),))])
+    assert watch.told == [("supervision", 0, "fires")]
+    assert "1 % of labels are supervised, the batches before had 38 %" in watch.found[0].sign.said
+
+
+def test_a_small_share_that_was_always_small_is_right() -> None:
+    watch = Watch()
+    watch.seconds(120, lambda step: [block(0, step, tensors=(labels(9, ignored=97 + step % 3),))])
+    assert watch.told == []
+
+
+def test_ids_that_rise_towards_their_bound_are_told_where_the_rule_is_on() -> None:
+    def rising(step: int) -> list[StepBlock]:
+        return [block(0, step, tensors=(labels(4.0 * step + RNG.randint(0, 9), bound=499, key="user"),))]
+
+    on, off = Watch(ids_creep={"enabled": True}), Watch()
+    for watch in (on, off):
+        watch.seconds(110, rising)
+    assert on.told == [("ids_creep", 0, "fires")]
+    assert "of at most 499" in on.found[0].sign.said
+    assert off.told == []
+
+
+def test_ids_from_all_over_their_table_are_no_sign() -> None:
+    watch = Watch(ids_creep={"enabled": True})
+    watch.seconds(200, lambda step: [block(0, step, tensors=(labels(RNG.randint(400, 499), bound=499),))])
+    assert watch.told == []
+
+
+# memory.pressure
+
+
+def growing(rate_gib: float, *, start_gib: float = 40, retries: int = 0) -> Watch:
+    watch = Watch()
+    for step in range(120):
+        allocated = int((start_gib + rate_gib * step + RNG.uniform(0, 0.001)) * GIB)
+        memory = {
+            "allocated_bytes": (allocated,),
+            "reserved_bytes": (allocated + GIB,),
+            "peak_bytes": (allocated,),
+            "alloc_retries": (retries * step,),
+        }
+        watch.second(block(0, step, gpu="GPU-0", **memory), gpus=[sample(step, memory_used_bytes=allocated + 2 * GIB)])
+    return watch
+
+
+def test_memory_that_grows_step_by_step_is_told_with_the_step_at_which_it_is_full() -> None:
+    watch = growing(0.1)
+    assert watch.told == [("memory_pressure", 0, "fires")]
+    said = watch.found[0].sign.said
+    low, high = (int(part) for part in said.split("full in step ")[1].split(" at")[0].split(".."))
+    assert low - 10 <= 390 <= high + 10, said  # 80 GiB less the 1 of others are reached in step 390
+
+
+def test_memory_that_stays_as_it_is_is_no_sign() -> None:
+    assert growing(0.0).told == []
+
+
+def test_an_allocator_that_has_to_try_again_is_told() -> None:
+    assert growing(0.0, retries=1).told == [("memory_pressure", 0, "fires")]
