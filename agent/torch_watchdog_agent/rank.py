@@ -270,9 +270,12 @@ class Rank:
             self.refused(violation)
 
     def loss_seen(self, loss: Any) -> None:
-        """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too: look for the reason, once."""
+        """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""
         self._settle()
-        value = self.history.loss_seen(loss)
+        self._look_inside(self.history.loss_seen(loss))
+
+    def _look_inside(self, value: float | None) -> None:
+        """Why the newest batch gave this loss, where it is no number: said once, while the parameters are those that it was computed with."""
         if value is None or math.isfinite(value) or self._looked_inside:
             return
         from torch_watchdog_agent.checkpoint.rng import RngState
@@ -303,6 +306,7 @@ class Rank:
             self.subjects.optimizer_seen(optimizer)
         self._gates_seen = True
         self._settle()
+        self._look_inside(self.history.newest_loss())
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
         if (self.loop.fed_elsewhere or self.loop.drains) and not self.loop.trained_on:

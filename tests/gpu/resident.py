@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
 from bad_value import KINDS, Batch, Kind, Net, samples
 from guard_loop import Loop
-from launching import environment
+from launching import Ended, environment
 from machine import machine
 from torch.utils.data import DataLoader
 
@@ -196,6 +196,50 @@ def graphs() -> dict[str, Any]:
     return found
 
 
+OVERFLOWS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.head = nn.Linear(4, 2, bias=False, dtype=torch.float16), nn.Linear(2, 1)
+        self.up.weight = nn.Parameter(torch.full((2, 4), 200.0).half(), requires_grad=False)
+    def forward(self, x):
+        return self.head(self.up(x.half()).float())
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.head.parameters(), lr=1e-6)
+rows = [{"x": torch.rand(4), "y": torch.rand(1)} for _ in range(3 * 12)]
+rows[8 * 3 + 1]["x"] *= 1000
+for batch in DataLoader(rows, batch_size=3):
+    loss = nn.functional.mse_loss(net(batch["x"].cuda(non_blocking=True)), batch["y"].cuda(non_blocking=True))
+    loss.backward()
+    loss.item()  # a loop that logs each step
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def not_finite() -> Any:
+    """A half-precision module overflows in step 8: what is said about it."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "overflows.py"
+        script.write_text(OVERFLOWS)
+        done = subprocess.run(
+            [*WATCHDOG, sys.executable, str(script)],
+            cwd=folder,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        incidents = Ended(done.returncode, done.stdout, done.stderr, Path(folder)).incidents
+    facts = [{name: incident[name] for name in ("kind", "step", "summary", "cause", "fix")} for incident in incidents]
+    return {"exit code": done.returncode, "incidents": facts, "output": [] if facts else done.stderr[-1500:]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -207,7 +251,7 @@ def main() -> None:
         except Exception as error:
             results["kinds"][name] = f"{type(error).__name__}: {error}"
         args.out.write_text(json.dumps(results, indent=1) + "\n")
-    for name, part in (("cost of [8, 4096] ids and labels", cost), ("inductor", graphs)):
+    for name, part in (("cost of [8, 4096] ids and labels", cost), ("activation.not_finite", not_finite), ("inductor", graphs)):
         try:
             results[name] = part()
         except Exception as error:

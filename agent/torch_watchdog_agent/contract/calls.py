@@ -19,6 +19,8 @@ from torch_watchdog_agent.contract.tape import Tape
 __all__ = ["Call", "call_under_way"]
 
 _MODULE = torch.nn.Module._call_impl.__code__
+_COPIES = ("_to_copy", "clone", "detach", "alias")
+MAX_COPIES = 4  # of copies, before a tensor is taken for something else
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
@@ -38,7 +40,7 @@ class Call:
     model: Any  # weak
     args: Any
     kwargs: Any
-    autocast: torch.dtype | None
+    autocast: tuple[str, torch.dtype] | None  # the kind of device and what it computes in
 
     def filled(self, leaves: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
         """The arguments for this batch; KeyError where it lacks a tensor."""
@@ -60,7 +62,8 @@ def call_under_way(tape: Tape) -> tuple[bool, Call | None]:
         args, kwargs = _named(local["args"], tape), _named(local["kwargs"], tape)
     except _NotOfTheBatch:
         return True, None
-    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    kind = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), None)
+    autocast = None if kind is None else (kind, torch.get_autocast_dtype(kind))
     return True, Call(model=weakref.ref(local["self"]), args=args, kwargs=kwargs, autocast=autocast)
 
 
@@ -71,16 +74,25 @@ def _is_wrapper(module: torch.nn.Module) -> bool:
 def _named(item: Any, tape: Tape) -> Any:
     if isinstance(item, torch.Tensor):
         value = tape.value_of(item)
-        leaf = tape.leaves.get(value.number) if value is not None else None
-        if leaf is None:
-            raise _NotOfTheBatch
-        return _Leaf(leaf[1])
+        return _Leaf(_key_of(value.number if value is not None else -1, tape))
     if type(item) in (list, tuple):
         return type(item)(_named(child, tape) for child in item)
     if type(item) is dict:
         return {key: _named(child, tape) for key, child in item.items()}
     if isinstance(item, _PLAIN):
         return item
+    raise _NotOfTheBatch
+
+
+def _key_of(number: int, tape: Tape) -> str:
+    """The tensor of the batch that a value is, or is a copy of on another device."""
+    for _ in range(MAX_COPIES):
+        if number in tape.leaves:
+            return tape.leaves[number][1]
+        node = next((node for node in reversed(tape.nodes) if number in node.outputs), None)
+        if node is None or node.name not in _COPIES or tape.shapes[number] != tape.shapes[node.inputs[0]]:
+            break
+        number = node.inputs[0]
     raise _NotOfTheBatch
 
 

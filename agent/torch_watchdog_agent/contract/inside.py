@@ -1,6 +1,6 @@
 """Why a loss is not finite: the same forward once more, on a copy of the model, and the first module whose output is not finite.
 
-Owns that replay, on the CPU only. It runs on a deep copy under no_grad, so that nothing of the run is changed (the caller keeps the generators), and
+Owns that replay, on the model's own device. It runs on a deep copy under no_grad, so that nothing of the run is changed (the caller keeps the generators), and
 never goes through a collective: a rank that communicated alone would hang the others.
 """
 
@@ -23,6 +23,7 @@ __all__ = ["KIND", "not_finite_inside"]
 
 KIND = "activation.not_finite"
 MAX_COPIED_BYTES = 1 << 30
+SHARE_OF_FREE_MEMORY = 0.25  # of a GPU; the training must not run out of it
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 _HALF = "bfloat16 (bf16) or float32 (fp32)"
 
@@ -54,8 +55,13 @@ def not_finite_inside(call: Call, origin: Origin) -> Violation | None:
 
 def _may_be_copied(model: torch.nn.Module) -> bool:
     tensors = [*model.parameters(), *model.buffers()]
-    plain = all(type(tensor) in (torch.nn.Parameter, torch.Tensor) and tensor.device.type == "cpu" for tensor in tensors)
-    return plain and all(t.numel() for t in tensors) and sum(t.numel() * t.element_size() for t in tensors) <= MAX_COPIED_BYTES
+    devices = {tensor.device for tensor in tensors}
+    plain = all(type(tensor) in (torch.nn.Parameter, torch.Tensor) and tensor.device.type in ("cpu", "cuda") for tensor in tensors)
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if not plain or len(devices) != 1 or not all(tensor.numel() for tensor in tensors) or size_bytes > MAX_COPIED_BYTES:
+        return False
+    (device,) = devices
+    return device.type == "cpu" or bool(size_bytes < torch.cuda.mem_get_info(device)[0] * SHARE_OF_FREE_MEMORY)
 
 
 def _first(model: torch.nn.Module, call: Call, leaves: Mapping[str, torch.Tensor]) -> _Finding | None:
@@ -73,8 +79,9 @@ def _first(model: torch.nn.Module, call: Call, leaves: Mapping[str, torch.Tensor
 
     for path, module in model.named_modules():
         watch(path, module)
-    args, kwargs = call.filled(leaves)
-    autocast = nullcontext() if call.autocast is None else torch.autocast("cpu", dtype=call.autocast)
+    device = next(model.parameters()).device
+    args, kwargs = call.filled({key: leaf.to(device) for key, leaf in leaves.items()})
+    autocast = nullcontext() if call.autocast is None else torch.autocast(call.autocast[0], dtype=call.autocast[1])
     try:
         with torch.no_grad(), autocast, _Alone():
             model(*args, **kwargs)

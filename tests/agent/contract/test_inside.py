@@ -44,6 +44,24 @@ def rows(count: int = 3) -> list[torch.Tensor]:
     return [torch.rand(count, 4), torch.rand(count, 1)]
 
 
+def test_a_call_with_copies_of_the_batch_as_a_loop_makes_them_that_moves_it_by_hand_is_made_again_too() -> None:
+    torch.manual_seed(0)
+
+    def moved(model: nn.Module, batch: Any) -> None:
+        F.mse_loss(model(batch[0].detach().clone()), batch[1]).backward()
+
+    loop = Loop(Projected(), moved)
+    for _ in range(4):
+        loop.step(rows())
+    batch = rows()
+    batch[0][1] *= 1000
+    loop.guard.handed_over(loop.guard.fetched(batch, indices=[10, 11, 12], worker=None), batch)
+    found = loop.guard.not_finite_inside()
+    assert found is not None
+    assert found.bound is not None
+    assert found.bound.module == "up"
+
+
 def explained(model: nn.Module, batch: Any, *, clean: int = 4) -> Violation | None:
     """What is found where the loop's backward would begin."""
     torch.manual_seed(0)
