@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from torch_watchdog_agent.contract.facts import Facts, needed_dtype, summary
+from torch_watchdog_agent.contract.facts import Facts, needed_dtype, summary, usable_length
 from torch_watchdog_agent.contract.wrong_values import WRONG_VALUES
 
 __all__ = ["Explanation", "explained"]
@@ -160,14 +160,18 @@ def _positions_from_padding(facts: Facts) -> tuple[str, str] | None:
 def _too_long(facts: Facts) -> tuple[str, str] | None:
     if facts.rule is None or facts.rule.recipe.leaves or facts.kind != "batch.shape":
         return None
+    length, derived = facts.tensor.shape[-1], facts.fact.derived
+    reached = derived.value if derived is not None and isinstance(derived.value, int) else facts.rows
+    longest = usable_length(length, reached, facts.rows - 1)
+    offset = "" if longest >= facts.rows else f" (positions begin at {facts.rows - longest}, so that {longest} tokens fit)"
     if "label" in facts.name or "target" in facts.name:
         return (
-            f"The labels are {facts.tensor.shape[-1]} long and drive the decoder, which has {facts.rows} positions.",
-            "Filter or truncate the sample to that many labels; a larger generation max_length does not help.",
+            f"The labels are {length} long and drive the decoder, which has {facts.rows} positions{offset}.",
+            f"Filter or truncate the sample to {longest} labels; a larger generation max_length does not help.",
         )
     return (
-        f"The sequence is {facts.tensor.shape[-1]} long, longer than the {facts.rows} positions of the model.",
-        f"Truncate to max_length={facts.rows}, or split the long sample.",
+        f"The sequence is {length} long, and the table of positions has {facts.rows} rows{offset}.",
+        f"Truncate to max_length={longest}, or split the long sample.",
     )
 
 

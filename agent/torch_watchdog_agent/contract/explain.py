@@ -13,7 +13,7 @@ import torch
 
 from torch_watchdog_agent.contract.bounds import BIG, Range
 from torch_watchdog_agent.contract.causes import explained
-from torch_watchdog_agent.contract.facts import Facts, tokenizer_sizes
+from torch_watchdog_agent.contract.facts import Facts, tokenizer_sizes, usable_length
 from torch_watchdog_agent.contract.findings import Oddity
 from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.kinds import copies, counted, ctc_frames_needed
@@ -85,7 +85,7 @@ def _batch_fact(finding: Finding, origin: Origin, resolve: Resolve) -> BatchFact
     cell, derived = _cell(finding, origin, resolve)
     tensor = origin.leaves[cell.key]
     value: Number = None if cell.element is None or rule.kind in ("some", "float") else value_at(tensor, cell.element)
-    if derived is not None and rule.recipe.is_direct and (derived.value == value or value != value):  # NaN is not even NaN
+    if derived is not None and rule.recipe.moves_only and (derived.value == value or value != value):  # NaN is not even NaN
         derived = None
     element = cell.element
     if rule.kind == "rows" and element is not None:
@@ -185,7 +185,7 @@ def _size_fact(finding: Finding, origin: Origin) -> BatchFact:
         return BatchFact(key=key, element=element, **_description(origin, key), derived=derived, sample=origin.sample(key, element))
     values = finding.values[0]
     worst = int(values[finding.mask][0]) if int(values[finding.mask][0]) < 0 else int(values.max())
-    element = _first_past(tensor, key, dim, int(high) + 1, origin)
+    element = _first_past(tensor, key, dim, usable_length(tensor.shape[dim], worst, int(high)), origin)
     derived = Derived(expression=expression(rule.recipe), value=worst)
     sample = origin.sample(key, element)
     return BatchFact(key=key, element=element, count=int(finding.mask.sum()), **_description(origin, key), derived=derived, sample=sample)

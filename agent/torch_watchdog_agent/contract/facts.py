@@ -17,9 +17,14 @@ from torch_watchdog_agent.contract.findings import Past
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_proto.messages import BatchFact, BoundFact
 
-__all__ = ["Facts", "needed_dtype", "range_words", "summary", "tokenizer_sizes"]
+__all__ = ["Facts", "needed_dtype", "range_words", "summary", "tokenizer_sizes", "usable_length"]
 
 MANY = 1000  # one bad value in so many is a lone one
+
+
+def usable_length(length: int, reached: int, last: int) -> int:
+    """How long a sequence may be whose positions reach `reached` where the table ends at `last`: positions need not begin at 0."""
+    return max(1, length - (reached - last)) if reached > last else last + 1
 
 
 @functools.cache
@@ -78,13 +83,11 @@ class Facts:
 
     @property
     def outside(self) -> int:
-        """How many values of the tensor are past either end of the range."""
-        bound = self.bound
-        if bound is None or not isinstance(bound.low, int):
+        """How many values of the tensor are past the end of the range that the offending one is past; the other end may be none of this use's."""
+        bound, value = self.bound, self.value
+        if bound is None or not isinstance(bound.low, int) or not isinstance(value, int):
             return 0
-        bad = self.tensor < bound.low
-        if isinstance(bound.high, int):
-            bad |= self.tensor > bound.high
+        bad = self.tensor < bound.low if value < bound.low else self.tensor > bound.high
         for ignored in bound.ignored:
             bad &= self.tensor != ignored
         return int(bad.sum())

@@ -28,6 +28,21 @@ VIEWS = {
 }
 PICKS = {"slice", "select", "split", "unbind", "split_with_sizes", "chunk", "narrow", "diagonal", "unfold", "as_strided"}
 MOVES = VIEWS | PICKS | {"flip", "roll", "repeat", "cat", "stack"}
+_FILLS = {
+    "full",
+    "zeros",
+    "ones",
+    "empty",
+    "new_zeros",
+    "new_full",
+    "new_ones",
+    "new_empty",
+    "zeros_like",
+    "full_like",
+    "empty_like",
+    "fill",
+}
+_PLACES = _FILLS | {"copy", "masked_fill", "where", "eq", "ne", "constant_pad_nd", "scalar_tensor"}  # elements as they are, or a filling
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,11 @@ class Recipe:
     def is_direct(self) -> bool:
         """The index holds elements of one leaf, as they are."""
         return self.one_leaf is not None and all(step.name in VIEWS | PICKS for step in self.steps) and not self.narrows
+
+    @property
+    def moves_only(self) -> bool:
+        """Whether every element is one of the batch as it is, elsewhere, or a filling: labels that are shifted and padded."""
+        return not self.narrows and all(step.name.rstrip("_") in MOVES | _PLACES for step in self.steps)
 
     @property
     def narrows(self) -> bool:

@@ -276,7 +276,7 @@ class Tape:
             live=self._live_table(use, table, place),
             settled=not self._depends_on_data(use.rows),
         )
-        if values and site.impure is None:
+        if values and site.impure is None and use.tensors[0].device.type != "meta":
             site.sample = sampled(use.tensors[0])
         self.sites.append(site)
         return site

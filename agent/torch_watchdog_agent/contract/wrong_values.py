@@ -55,10 +55,22 @@ def _label_mask_in_inputs(facts: Facts) -> tuple[str, str] | None:
                 f"-100 is the label that a loss ignores, and {name} holds it in the same cells: only labels may carry -100.",
                 "Pass labels alone and let the model shift them, or replace -100 by the pad id (a copy) first.",
             )
+    for name, other in facts.leaves.items():
+        if name != facts.fact.key and other.shape == facts.tensor.shape and _shifted_alike(facts.bad_cells(), other == -100):
+            return (
+                f"-100 is the label that a loss ignores, and {name}, shifted by one, holds it in the same cells: {name} was shifted before its -100 was "
+                "replaced.",
+                f"Replace -100 by the pad id when {name} is shifted, or pass {name} alone: the model shifts them itself.",
+            )
     return (
         "-100 is the label that a loss ignores; an embedding has no such value.",
         "Replace -100 by the pad id in a copy before it becomes an input.",
     )
+
+
+def _shifted_alike(cells: torch.Tensor, labels: torch.Tensor) -> bool:
+    """Whether the cells are those of the labels, one place to the right."""
+    return cells.dim() > 1 and bool(torch.equal(cells[..., 1:], labels[..., :-1]))
 
 
 def _no_ignore_index(facts: Facts) -> tuple[str, str] | None:
@@ -93,10 +105,13 @@ def _difference(facts: Facts) -> tuple[str, str] | None:
 
 
 def _coordinate(facts: Facts) -> tuple[str, str] | None:
-    if "box" not in facts.name and "position_embeddings" not in facts.module:
+    if "box" not in facts.name or not isinstance(facts.value, int):
         return None
-    if "box" not in facts.name:
-        return None
+    if facts.value < 0:
+        return (
+            f"The box coordinate {facts.value} is below 0: the box reaches past the left or upper edge of its page (rotation, cropping, or another origin).",
+            "Clamp boxes to the page before they are normalised.",
+        )
     return (
         f"The box coordinate {facts.value} is past the position table of {facts.rows} rows.",
         "Normalise boxes by the true page size, then clamp them to the documented range.",
@@ -277,6 +292,6 @@ def _plain(facts: Facts) -> tuple[str, str]:
 
 
 WRONG_VALUES = (
-    *(_cast_from_nan, _difference, _label_mask_in_inputs, _pad_id, _no_ignore_index, _void_class, _absurd, _segments, _coordinate),
+    *(_cast_from_nan, _difference, _label_mask_in_inputs, _coordinate, _pad_id, _no_ignore_index, _void_class, _absurd, _segments),
     *(_edges, _spans, _positions, _one_logit, _unknown_label, _from_one, _head_too_small, _tokens, _plain),
 )

@@ -85,3 +85,39 @@ def test_words_of_a_victim(text: str) -> None:
 @pytest.mark.parametrize("text", ["ValueError: no image", "CUDA error: device-side assert triggered", "KeyError: 'peer'"])
 def test_words_of_a_culprit(text: str) -> None:
     assert not blames_a_peer(text)
+
+
+WAITED = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete"
+
+
+def test_a_rank_that_skipped_a_batch_is_the_culprit_of_those_that_waited_for_it_though_it_still_lives() -> None:
+    watch = play([f"node a rank 0 step 9 raised at 10.0: {WAITED}"])
+    first = watch.verdict(now=1000.0, all_ended=True, skipped={1: 5})
+    assert first is not None
+    assert ([(end.rank, end.step) for end in first.culprits], first.victims) == ([(1, 5)], (0,))
+    verdict = judge(first)
+    assert verdict.kind == "rank.desync"
+    assert "rank 1, in step 5: it skipped a batch" in verdict.summary
+    assert "all_reduce" in verdict.fix
+
+
+def test_the_first_of_several_that_skipped_is_named() -> None:
+    watch = play([f"node a rank 0 step 9 raised at 10.0: {WAITED}", "node a rank 2 step 9 exited -15 at 11.0"])
+    first = watch.verdict(now=1000.0, all_ended=True, skipped={1: 7, 2: 5})
+    assert first is not None
+    assert [(end.rank, end.step) for end in first.culprits] == [(2, 5)]
+
+
+@pytest.mark.parametrize("skipped", [{1: 5}, {0: 5}])
+def test_a_failure_of_a_ranks_own_is_not_explained_by_a_skipped_batch(skipped: dict[int, int]) -> None:
+    watch = play(["node a rank 0 step 9 raised at 10.0: ValueError: no image"])
+    first = watch.verdict(now=1000.0, all_ended=True, skipped=skipped)
+    assert first is not None
+    assert (first.skipped, [end.rank for end in first.culprits]) == (False, [0])
+
+
+def test_a_rank_that_skipped_and_is_the_only_one_to_wait_explains_nothing() -> None:
+    watch = play([f"node a rank 0 step 9 raised at 10.0: {WAITED}"])
+    first = watch.verdict(now=1000.0, all_ended=True, skipped={0: 5})
+    assert first is not None
+    assert not first.skipped

@@ -6,7 +6,9 @@ Owns the evidence of one attempt: exceptions, ends of processes, telling lines o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, first_failure
 from torch_watchdog.rules.death import PATIENCE_S
@@ -83,8 +85,8 @@ class FailureWatch:
         end = self._told(self._ends[pid]) if pid in self._ends else None
         return end is not None and not end.hung and bool(end.text) and blames_a_peer(end.text)
 
-    def verdict(self, *, now: float, all_ended: bool) -> FirstFailure | None:
-        """Who failed first, once that can be told from those that followed."""
+    def verdict(self, *, now: float, all_ended: bool, skipped: Mapping[int, int] = MappingProxyType({})) -> FirstFailure | None:
+        """Who failed first, once that can be told from those that followed. `skipped`: ranks that left a batch out on their own, and when."""
         failed = self._failed()
         if self._since is None or self._judged == len(failed):
             return None
@@ -92,7 +94,7 @@ class FailureWatch:
             return None
         self._judged = len(failed)
         finished = [end for end in self._ends.values() if end.finished]
-        return first_failure([*failed, *finished])
+        return first_failure([*failed, *finished], skipped)
 
     @property
     def culprit_is_known(self) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 __all__ = ["FirstFailure", "RankEnd", "blames_a_peer", "first_failure"]
@@ -56,11 +57,13 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
-    """`culprits` has two ranks or more only where nothing tells which of them was first. `desync`: it ended well, with steps left to the others."""
+    """`culprits` has two ranks or more only where nothing tells which of them was first. `desync`: it ended well, with steps left to the others;
+    `skipped`: it left out a batch on its own, in the step that is named."""
 
     culprits: tuple[RankEnd, ...]
     victims: tuple[int, ...]
     desync: bool = False
+    skipped: bool = False
 
 
 def blames_a_peer(text: str) -> bool:
@@ -68,13 +71,16 @@ def blames_a_peer(text: str) -> bool:
     return _PEER_IS_GONE.search(text) is not None
 
 
-def first_failure(ends: Sequence[RankEnd]) -> FirstFailure | None:
-    """None where no rank has failed."""
+def first_failure(ends: Sequence[RankEnd], skipped: Mapping[int, int] = MappingProxyType({})) -> FirstFailure | None:
+    """None where no rank has failed. `skipped`: ranks that left a batch out on their own, and the step of it; one of them may not have ended yet."""
     roles = {end: _role(end) for end in ends}
     failed = [end for end in ends if roles[end] != "finished"]
     if not failed:
         return None
     own = [end for end in failed if roles[end] == "own"]
+    late = None if own else _out_of_step(ends, skipped, {end.rank for end in failed if roles[end] == "peer"})
+    if late is not None:
+        return late
     early = [] if own else _finished_early(roles, failed)
     if own:
         culprits = _earliest(own)
@@ -87,6 +93,16 @@ def first_failure(ends: Sequence[RankEnd]) -> FirstFailure | None:
         victims=tuple(sorted(end.rank for end in failed if end not in culprits)),
         desync=bool(early),
     )
+
+
+def _out_of_step(ends: Sequence[RankEnd], skipped: Mapping[int, int], waiting: set[int]) -> FirstFailure | None:
+    """All that failed only waited for others, and a rank had skipped a batch: the first that did is why."""
+    step, rank = min(((step, rank) for rank, step in skipped.items()), default=(0, -1))
+    victims = tuple(sorted(waiting - {rank}))
+    if rank < 0 or not victims:
+        return None
+    known = next((end for end in ends if end.rank == rank), RankEnd(rank=rank, node="", pid=0))
+    return FirstFailure(culprits=(replace(known, step=step),), victims=victims, skipped=True)
 
 
 def _role(end: RankEnd) -> Role:

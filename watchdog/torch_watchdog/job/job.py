@@ -34,6 +34,7 @@ from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.health import NO_CODES, Health
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.losses import LossWatch
+from torch_watchdog.job.pace import PaceWatch
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.job.rescues import Rescues
 from torch_watchdog.rules.assertions import Catalogue
@@ -77,7 +78,7 @@ class Job:
         self._ranks: dict[int, RankState] = {}
         self._coordinator: Coordinator | None = None
         self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents, assertions=assertions)
-        self._losses, self._failures = LossWatch(), FailureWatch()
+        self._losses, self._failures, self._pace = LossWatch(), FailureWatch(), PaceWatch()
         self._rescues, self._hangs = self._new_rescues(), HangWatch()
         self._health = Health(codes=codes, changes=hello.rules)
         self._first: FirstFailure | None = None  # named; its rescue is still under way
@@ -211,6 +212,7 @@ class Job:
         if block.step or block.micro_step:
             self._hangs.progressed(now, [step_ns / 1e9 for step_ns in block.step_ns])
         self._health.take_block(block, now)
+        self._pace.see(block)
 
     def _on_rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
         rank = self._rank(event.rank, node, event.pid)
@@ -347,7 +349,8 @@ class Job:
         if attempt <= self._attempt:
             return ()
         self._attempt, self._ranks, self._coordinator = attempt, {}, None
-        self._losses, self._failures, self._rescues, self._first = LossWatch(), FailureWatch(), self._new_rescues(), None
+        self._losses, self._failures, self._pace = LossWatch(), FailureWatch(), PaceWatch()
+        self._rescues, self._first = self._new_rescues(), None
         self._wanted, self._order_open, self._last_closed, self._preempted = None, False, None, False
         self._hangs, self._hung = HangWatch(), False
         self._health.begin_attempt()
@@ -506,7 +509,7 @@ class Job:
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
         rescue = self._rescues.ended
         known = at_end or all(rank.exited for rank in self._ranks.values()) or (rescue is not None and self._failures.culprit_is_known)
-        first = self._failures.verdict(now=now, all_ended=known)
+        first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):
             changed = None if rescue is None else self._casebook.rescued(rescue, exit_code=m.EXIT_MACHINE if self._hung else None)

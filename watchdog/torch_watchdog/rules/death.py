@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torch_watchdog.job.first_failure import FirstFailure, RankEnd
 from torch_watchdog.rules.assertions import Assertion, Catalogue
+from torch_watchdog.rules.ddp import ddp_error
 
 __all__ = ["Verdict", "judge"]
 
@@ -20,11 +21,6 @@ PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer t
 
 _ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
-_DDP_ERRORS = re.compile(
-    r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once|"
-    r"params? .* appears not to match (sizes|strides)|DDP expects same model across all ranks|verifies params? (shape|count)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +39,8 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
     """The kind and the words for the first failure. `known`: the catalogue of device-side assertions."""
     end = first.culprits[0]
     where = _where(first)
+    if first.skipped:
+        return _skipped(first, where)
     if first.desync:
         return _desync(first, where)
     if end.hung:
@@ -71,15 +69,27 @@ def _where(first: FirstFailure) -> str:
 def _raised(end: RankEnd, where: str) -> Verdict:
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     at = f" at {end.where}" if end.where else ""
-    by_ddp = bool(_DDP_ERRORS.search(end.text))
+    by_ddp = ddp_error(end.text)
+    cause = f"the rank {status}" + (f" after {end.text}{at}" if end.text else "; it left no exception")
     return Verdict(
-        kind="config.ddp" if by_ddp else "rank.exception",
+        kind="rank.exception" if by_ddp is None else "config.ddp",
         severity="critical",
         summary=f"{where}: {end.text or status}{at}",
-        cause=f"the rank {status}" + (f" after {end.text}{at}" if end.text else "; it left no exception"),
-        fix="the error text says which option of DistributedDataParallel is asked for"
-        if by_ddp
-        else f"read the end of logs/rank-{end.rank}.log; the other ranks' errors follow from this one",
+        cause=cause if by_ddp is None else by_ddp.cause,
+        fix=f"read the end of logs/rank-{end.rank}.log; the other ranks' errors follow from this one" if by_ddp is None else by_ddp.fix,
+    )
+
+
+def _skipped(first: FirstFailure, where: str) -> Verdict:
+    end = first.culprits[0]
+    others = f"ranks {', '.join(map(str, first.victims[:8]))}" if len(first.victims) > 1 else f"rank {first.victims[0]}"
+    return Verdict(
+        kind="rank.desync",
+        severity="critical",
+        summary=f"{where}: it skipped a batch that the others trained on; {others} then waited for it in vain",
+        cause=f"rank {end.rank} got a batch in step {end.step} and ran no backward from it (as loops do whose loss is not finite), the others did: since then "
+        f"its steps were behind, gradients of different steps were averaged, and it was done with fewer of them while {others} waited in a collective",
+        fix="let every rank skip or none: agree with an all_reduce of a flag before the backward, or run the backward from loss * 0",
     )
 
 
