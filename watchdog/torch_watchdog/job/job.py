@@ -327,7 +327,7 @@ class Job:
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
         """Whoever takes the machine away signals every rank, or one node's, and perhaps twice: that is one order."""
-        if self._preempted or self.policy == "observe":
+        if self._preempted or self.policy == "observe" or self._rescues.has_begun:  # the launcher ends what a failure has left
             return
         self._preempted = True
         name = signal_name(message.signal)

@@ -1,0 +1,104 @@
+"""A rank fails on a real launch: the others are free at once, one whole copy of the state is saved, the first is named, the launcher's word is the truth."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import SCRIPTS, Ended, environment, launch, script, torchrun, watchdog
+
+pytestmark = pytest.mark.e2e
+
+FREE_WITHIN_S = 10.0  # on a machine that may be busy; measured: well under a second
+
+
+def failed(folder: Path, *arguments: object, options: tuple[str, ...] = (), **more: str) -> Ended:
+    return launch(folder, [*watchdog(), *torchrun(*script("failing.py", *arguments), options=options)], **more)
+
+
+def saved_as_after_an_update(run: Ended, incident: dict[str, Any]) -> bool:
+    """The checkpoint holds, bit by bit, what the healthy rank itself had after that update."""
+    path = incident["action"]["checkpoint"]["path"]
+    check = [sys.executable, str(SCRIPTS / "failing.py"), "--check", path]
+    found = subprocess.run(check, cwd=run.folder, env=environment(), capture_output=True, text=True, timeout=120).stdout.splitlines()
+    return found[-1] in (run.folder / "trail-0-0").read_text().splitlines()
+
+
+def seconds_to_free(run: Ended) -> float:
+    times = {what: max(map(float, re.findall(rf"rank \d {what} ([\d.]+)", run.out))) for what in ("fault", "free")}
+    return times["free"] - times["fault"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "more"),
+    [
+        (("raise",), "rank.exception", ()),
+        (("kill",), "rank.died", ()),
+        (("exit3",), "rank.exception", ()),
+        (("segv",), "rank.died", ()),
+        (("raise",), "rank.exception", ("--teardown", "0.5")),
+        (("kill",), "rank.died", ("--place", "after", "--wait", "barrier")),
+        (("kill",), "rank.died", ("--workers", "2")),
+    ],
+    ids=lambda value: "-".join(value).strip("-") if isinstance(value, tuple) else value,
+)
+def test_the_state_is_saved_bit_by_bit_and_the_culprit_is_named(
+    tmp_path: Path, fault: tuple[str], kind: str, more: tuple[str, ...]
+) -> None:
+    run = failed(tmp_path, "--fault", *fault, *more)
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"], incident["ranks_affected"]) == (1, kind, 1, [0]), run.err
+    assert incident["action"]["checkpoint"]["committed"], incident["cause"]
+    assert saved_as_after_an_update(run, incident)
+    assert re.search(r"Root Cause.*?rank +: 1 ", run.err, re.DOTALL)
+    assert seconds_to_free(run) < FREE_WITHIN_S
+
+
+def test_with_record_the_culprit_is_named_too(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "raise", "--teardown", "0.5", RECORD="1")
+    (incident,) = run.incidents
+    assert (incident["origin"]["rank"], incident["evidence"]["exception"]["text"]) == (1, "ValueError: a fault of the script's own")
+
+
+def test_a_rank_that_is_stopped_is_found_and_the_job_ends_with_75(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "stop")
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (75, "rank.hang", 1), run.err
+    assert incident["action"]["checkpoint"]["committed"], incident["cause"]
+    assert saved_as_after_an_update(run, incident)
+    assert "SIGSTOP" in incident["summary"]
+    assert "waits in a collective" in (run.run_dir / "incidents" / incident["id"] / "stacks.txt").read_text()
+
+
+def test_an_endless_loop_is_ended_before_the_collective_gives_up(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "loop", "--timeout", 30)
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (75, "rank.hang", 1), run.err
+    assert "failing.py" in incident["summary"]
+    assert saved_as_after_an_update(run, incident)
+
+
+def test_sharded_parameters_are_not_called_whole(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "kill", "--fsdp")
+    (incident,) = run.incidents
+    assert (run.code, incident["origin"]["rank"], incident["action"]["checkpoint"]) == (1, 1, None)
+    assert "shards the parameters" in incident["cause"]
+
+
+def test_a_restart_of_the_launcher_begins_a_new_attempt(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "kill", "--steps", 12, options=("--max-restarts", "1"))
+    assert run.code == 0, run.err
+    assert len(run.lines(r"rank \d done 12")) == 2
+    (incident,) = run.incidents
+    assert (incident["attempt"], incident["origin"]["rank"], incident["action"]["checkpoint"]["committed"]) == (0, 1, True)
+
+
+def test_two_ranks_that_fail_leave_nothing_to_save(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "raise", "--both")
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["action"]["checkpoint"]) == (1, "rank.exception", None)
+    assert "no healthy rank is left" in incident["cause"]
