@@ -27,7 +27,8 @@ class AgentConfig:
     """The launcher's word to its ranks. `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is
     not it. `signal_grace_s`: how long a signal may be held back for a checkpoint; None: not at all. `resume`: the checkpoint that
     `restore()` takes by default. `bounds`: declared for tensors of the batch. `scan`: look at the data instead of training on it;
-    `scan_after`: the folder of an interrupted scan.
+    `scan_after`: the folder of an interrupted scan; `replay`: a
+    recorded batch that takes the place of the first.
     """
 
     job: str
@@ -48,6 +49,7 @@ class AgentConfig:
     bounds: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     scan: bool = False
     scan_after: str | None = None
+    replay: str | None = None
 
     def to_env(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

@@ -102,3 +102,12 @@ def test_two_ranks_that_fail_leave_nothing_to_save(tmp_path: Path) -> None:
     (incident,) = run.incidents
     assert (run.code, incident["kind"], incident["action"]["checkpoint"]) == (1, "rank.exception", None)
     assert "no healthy rank is left" in incident["cause"]
+
+
+def test_the_batch_of_a_failing_rank_is_replayed_with_its_true_stack(tmp_path: Path) -> None:
+    run = launch(tmp_path, [*watchdog("--policy", "observe"), *torchrun(*script("train.py", "--bad", 38))])
+    (bundle,) = run.run_dir.glob("bundles/*-*.safetensors")
+    assert bundle.stat().st_mode & 0o777 == 0o600
+    replayed = launch(tmp_path, [*watchdog("replay"), str(bundle)])
+    assert replayed.code == 1, replayed.err
+    assert re.search(r"File \".*train.py\", line \d+, in forward(?s:.*)index out of range", replayed.err)

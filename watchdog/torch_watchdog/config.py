@@ -52,6 +52,7 @@ class LaunchConfig:
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     scan: bool = False
     scan_after: str | None = None
+    replay: str | None = None
 
 
 def load_config(flags: Mapping[str, Any], *, file: Path | None = None) -> LaunchConfig:

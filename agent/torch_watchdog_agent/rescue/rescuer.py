@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from torch_watchdog_agent.rescue import bundle
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.words import words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
@@ -46,6 +47,7 @@ class Rescuer:
         self._device_asked = False
         self._updates_at_window = 0
         self._ahead: Ahead | None = None
+        self._batch: Any = None
         self._first_seen: tuple[int, int] | None = None  # id of an exception in flight, and when it was noticed
 
     # The training thread
@@ -130,8 +132,22 @@ class Rescuer:
         if self._first_seen is None or self._first_seen[0] != id(error):
             self._first_seen = (id(error), time.time_ns())
 
+    def keep(self, batch: Any) -> Any:
+        """The batch that is about to be used: what a failure in its step may come from."""
+        self._batch = batch
+        return batch
+
+    def _bundle(self) -> None:
+        who, folder = self._rank.identity, Path(self._rank.config.run_dir) / "bundles"
+        try:
+            if self._batch is not None:
+                bundle.write(folder / f"{who.attempt}-{who.rank}.safetensors", self._batch)
+        except Exception as error:  # noqa: BLE001  a full disk, say: the failure itself must be told
+            self._rank.say(f"the batch of this step could not be kept ({type(error).__name__}: {error})")
+
     def failed(self, error: BaseException) -> None:
         """An exception leaves the training: tell it."""
+        self._bundle()
         rank, words = self._rank, words_of(error)
         seen = self._first_seen
         time_ns = seen[1] if seen is not None and seen[0] == id(error) else time.time_ns()

@@ -31,6 +31,7 @@ COMMANDS = (
     "timeline",
     "contract",
     "scan",
+    "replay",
     "stop",
     "checkpoint",
     "serve",

@@ -18,12 +18,13 @@ __all__ = ["command"]
 @launch_options
 @click.option("--scan", is_flag=True, hidden=True)  # by `watchdog scan`
 @click.option("--scan-after", hidden=True)
+@click.option("--replay", hidden=True)  # by `watchdog replay`
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD...")
 @click.pass_context
-def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_after: str | None, **_: object) -> None:
+def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_after: str | None, replay: str | None, **_: object) -> None:
     """Launch CMD under the watchdog: the explicit form of `watchdog CMD...`."""
     try:
-        config = replace(settings(context), scan=scan, scan_after=scan_after)
+        config = replace(settings(context), scan=scan, scan_after=scan_after, replay=replay)
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - a deleted folder, say: ours to tell, not a reason for the training not to run

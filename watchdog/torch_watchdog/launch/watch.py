@@ -175,6 +175,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         bounds=config.bounds,
         scan=config.scan,
         scan_after=config.scan_after,
+        replay=config.replay,
     )
 
 

@@ -1,0 +1,32 @@
+"""The batch of a failing rank: on disk for this user only, and back in the containers of the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_watchdog_agent.rescue import bundle
+
+
+def test_a_batch_comes_back_in_the_loops_own_containers(tmp_path: Path) -> None:
+    path = tmp_path / "bundles" / "0-1.safetensors"
+    recorded = {"ids": torch.tensor([[1, 99]]), "more": [torch.ones(2), "a name"]}
+    assert bundle.write(path, recorded)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    found = bundle.read_into(path, {"ids": torch.zeros(4, 2, dtype=torch.int64), "more": [torch.zeros(7), "another"]})
+    assert torch.equal(found["ids"], recorded["ids"])
+    assert torch.equal(found["more"][0], torch.ones(2))
+    assert found["more"][1] == "another"
+
+
+def test_a_batch_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
+    assert not bundle.write(tmp_path / "b.safetensors", torch.ones(100), max_bytes=10)
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_another_scripts_batch_is_refused(tmp_path: Path) -> None:
+    bundle.write(tmp_path / "b.safetensors", {"ids": torch.ones(1)})
+    with pytest.raises(ValueError, match="no ids"):
+        bundle.read_into(tmp_path / "b.safetensors", {"labels": torch.ones(1)})

@@ -1,0 +1,1 @@
+"""Running a recorded batch once more, where the stack is true."""
