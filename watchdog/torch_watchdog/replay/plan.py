@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["MISLEADING", "environment_of", "script_of"]
 
-MISLEADING = "on the CPU some faults look different or do not show: ctc_loss with a label past the classes, NaN cast to an integer, and what only fails on a second device"
+MISLEADING = (
+    "on the CPU some faults look different or do not show: ctc_loss with a label past the classes, NaN cast to an integer, "
+    "and what only fails on a second device"
+)
 
 
 def script_of(command: Sequence[str]) -> tuple[str, ...]:
