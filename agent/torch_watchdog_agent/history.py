@@ -117,7 +117,7 @@ class History:
 
     def newest_loss(self) -> float | None:
         """The loss of the newest backward, where it has arrived by now: in a loop that waits for its device in each step it has."""
-        return arrived(self._losses[-1]) if self._losses else None
+        return arrived(self._losses[-1][0]) if self._losses else None
 
     def flush(self, *, ending: bool = False) -> None:
         """Writes the micro-steps whose loss has arrived, or will not come any more, in order. `ending`: none will come for the open window."""

@@ -28,7 +28,6 @@ from torch_watchdog_agent.preemption import Preemption
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
 from torch_watchdog_agent.recorder import Recorder
 from torch_watchdog_agent.register import DecisionRegister
-from torch_watchdog_agent.rescue import bundle
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
@@ -223,7 +222,7 @@ class Rank:
             batch = self._unread.handed_over(batch, checked)
             self.guard.handed_over(checked, batch)
         self._clear()
-        return self.rescuer.keep(batch) if self.config.replay is None else bundle.read_into(Path(self.config.replay), batch)
+        return self.rescuer.keep(batch)
 
     def _clear(self) -> None:
         """The other ranks may pass the gate of this step, as far as the batches handed over so far go."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torch_watchdog_agent.rescue import bundle
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.words import words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
@@ -133,11 +132,18 @@ class Rescuer:
             self._first_seen = (id(error), time.time_ns())
 
     def keep(self, batch: Any) -> Any:
-        """The batch that is about to be used: what a failure in its step may come from."""
+        """The batch that is about to be used: what a failure in its step may come from. In a replay the recorded one takes its place."""
+        replay = self._rank.config.replay
+        if replay is not None:
+            from torch_watchdog_agent.rescue import bundle
+
+            batch = bundle.read_into(Path(replay), batch)
         self._batch = batch
         return batch
 
     def _bundle(self) -> None:
+        from torch_watchdog_agent.rescue import bundle
+
         who, folder = self._rank.identity, Path(self._rank.config.run_dir) / "bundles"
         try:
             if self._batch is not None:

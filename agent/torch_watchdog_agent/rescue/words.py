@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from pathlib import Path
 
 __all__ = ["Words", "words_of"]
 
@@ -14,7 +15,7 @@ MAX_CHAIN = 12
 MAX_TEXT = 500
 # Raised to be caught: a failure that comes while one of these is handled is the first, not the second.
 _BENIGN = (StopIteration, StopAsyncIteration, GeneratorExit, KeyError, AttributeError, IndexError, ImportError, FileNotFoundError)
-_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+_INSTALLED = (*(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
 
 
 class Words:
