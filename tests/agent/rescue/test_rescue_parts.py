@@ -1,0 +1,169 @@
+"""The rank's parts of a rescue, each by itself: an exception's words, freed sockets, whose state is whole, how far a device is behind."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.rescue import sockets
+from torch_watchdog_agent.rescue.ahead import Ahead
+from torch_watchdog_agent.rescue.looking import looked_at
+from torch_watchdog_agent.rescue.replica import holdings
+from torch_watchdog_agent.rescue.words import words_of
+
+
+def raised(work: object) -> BaseException:
+    try:
+        work()  # type: ignore[operator]
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def cleanup_fails_too() -> None:
+    try:
+        raise ValueError("no image")
+    finally:
+        raise RuntimeError("Connection closed by peer")
+
+
+def wrapped() -> None:
+    try:
+        raise RuntimeError("Connection closed by peer")
+    except RuntimeError as error:
+        raise TypeError("the step failed") from error
+
+
+def while_another_was_handled() -> None:
+    try:
+        iter(()).__next__()
+    except StopIteration:
+        raise RuntimeError("Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("work", "text", "count"),
+    [
+        (cleanup_fails_too, "ValueError: no image", 2),
+        (wrapped, "RuntimeError: Connection closed by peer", 2),
+        (while_another_was_handled, "RuntimeError: Connection closed by peer", 1),
+    ],
+)
+def test_the_first_of_a_chain_is_the_failure(work: object, text: str, count: int) -> None:
+    words = words_of(raised(work))
+    assert (words.text, len(words.chain)) == (text, count)
+    assert __file__ in words.where
+
+
+def test_only_the_connections_of_a_group_are_shut_down() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        users = socket.create_connection(server.getsockname())
+        with sockets.made_here():
+            groups = socket.create_connection(server.getsockname())
+        far = [server.accept()[0] for _ in range(2)]
+        waiting = threading.Thread(target=groups.recv, args=(1,))
+        waiting.start()
+        assert sockets.shut_down_all() >= 1
+        waiting.join(10)
+        assert not waiting.is_alive()
+        far[0].sendall(b"x")
+        assert users.recv(1) == b"x"
+        for one in (users, groups, *far):
+            one.close()
+
+
+def test_parameters_that_are_in_no_replica_are_a_part() -> None:
+    model = torch.nn.Linear(2, 2)
+    state = TrainingState(models=(model,), optimizers=(torch.optim.SGD(model.parameters(), lr=1),), schedulers=(), scalers=())
+    holds, why = holdings(state, world_size=2)
+    assert holds == "part" and "DistributedDataParallel" in why
+
+
+def test_a_thread_in_its_own_code_does_not_wait() -> None:
+    waits, stack = looked_at()
+    assert not waits
+    assert "test_rescue_parts" in stack
+
+
+# How far a device is behind Python
+
+
+class FakeGate:
+    missed = False
+
+    def __init__(self, done: int, *, between: bool = True) -> None:
+        self.done, self.is_between_updates, self.closed = done, between, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def loop_at(*, updates: int, is_open: bool) -> Loop:
+    loop = Loop()
+    for number in range(updates + is_open):
+        loop.handed_over()
+        if number < updates:
+            loop.at_gate(1)
+            loop.gate_done(applied=True)
+    return loop
+
+
+def ahead(*, done: int, updates: int, is_open: bool, between: bool = True) -> Ahead:
+    gate = FakeGate(done, between=between)
+    at_window = updates if is_open else updates - 1
+    found = Ahead.close(gate, loop_at(updates=updates, is_open=is_open), at_window, within_s=0.01)  # type: ignore[arg-type]
+    assert gate.closed
+    return found
+
+
+@pytest.mark.parametrize(
+    ("done", "updates", "is_open", "windows_back"),
+    [
+        (30, 30, True, 1),  # a batch of step 30 is at hand, its gate not passed
+        (30, 31, False, 1),  # the loop waits for its loss after the update, which the device has not done
+        (31, 31, False, 0),  # everything is done, the next batch is being fetched
+        (30, 32, False, 2),
+        (30, 32, True, 3),
+    ],
+)
+def test_how_many_windows_were_begun_after_the_last_update(done: int, updates: int, is_open: bool, windows_back: int) -> None:
+    found = ahead(done=done, updates=updates, is_open=is_open)
+    assert (found.updates, found.launched, found.windows_back, found.problem) == (done, updates, windows_back, "")
+
+
+def test_an_update_under_way_on_the_device_is_a_half_step() -> None:
+    assert "half step" in ahead(done=30, updates=31, is_open=False, between=False).problem
+
+
+def state_of(optimizer: torch.optim.Optimizer, *, schedulers: tuple[object, ...] = ()) -> TrainingState:
+    return TrainingState(models=(), optimizers=(optimizer,), schedulers=schedulers, scalers=())
+
+
+def adam_after(updates: int) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    for _ in range(updates):
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+    return optimizer
+
+
+def test_step_counters_outside_the_device_are_set_back() -> None:
+    optimizer = adam_after(3)
+    found = Ahead(updates=1, launched=3, windows_back=2)
+    found.mend(state_of(optimizer))
+    assert [float(entries["step"]) for entries in optimizer.state.values()] == [1.0]
+
+
+def test_schedulers_that_are_further_ahead_than_one_window_are_a_reason_to_refuse() -> None:
+    window = SimpleNamespace(keeps_buffers=False)
+    optimizer = SimpleNamespace(state={}, param_groups=[])
+    assert not Ahead(updates=1, launched=2, windows_back=1).why_not(state_of(optimizer, schedulers=(1,)), window)  # type: ignore[arg-type]
+    assert Ahead(updates=1, launched=3, windows_back=2).why_not(state_of(optimizer, schedulers=(1,)), window)  # type: ignore[arg-type]
+    assert not Ahead(updates=1, launched=3, windows_back=2).why_not(state_of(optimizer), window)  # type: ignore[arg-type]
