@@ -107,7 +107,7 @@ class Fleet:
 
     def __init__(self, root: Path, **more: Any) -> None:
         self.root, self.runs = root, root / "runs"
-        (root / "run").mkdir(mode=0o700)
+        (root / "run").mkdir(mode=0o700, exist_ok=True)
         self.socket = f"unix:{root / 'run' / 'd.sock'}"
         self.said: list[str] = []
         self.nodes: list[SimulatedNode] = []

@@ -15,6 +15,7 @@ REPO = Path(__file__).resolve().parent.parent
 ROOTS = {"proto": "torch_watchdog_proto", "agent": "torch_watchdog_agent", "watchdog": "torch_watchdog"}
 
 PURE = (
+    *(f"watchdog/torch_watchdog/alerts/{name}.py" for name in ("alert", "alertmanager", "desk", "open", "pagerduty", "routes", "text")),
     "proto/torch_watchdog_proto/messages.py",
     "proto/torch_watchdog_proto/frames.py",
     "proto/torch_watchdog_proto/record.py",
@@ -44,13 +45,30 @@ PURE_IMPORTS = {
         "heapq",
         "itertools",
     ),
-    *("json", "math", "operator", "pathlib", "re", "signal", "statistics", "string", "struct", "textwrap", "types", "typing", "zlib"),
+    *(
+        "fnmatch",
+        "json",
+        "math",
+        "shlex",
+        "operator",
+        "pathlib",
+        "re",
+        "signal",
+        "statistics",
+        "string",
+        "struct",
+        "textwrap",
+        "types",
+        "typing",
+        "zlib",
+    ),
     *("torch_watchdog_proto.messages", "torch_watchdog_proto.envelopes", "torch_watchdog_proto.frames", "torch_watchdog_proto.record"),
     *(
         "torch_watchdog_proto.rescue_words",
         "torch_watchdog_proto.stop",
         "torch_watchdog.job",
         "torch_watchdog.rules",
+        "torch_watchdog.alerts",
         "torch_watchdog.launch.plan",
     ),
 }

@@ -77,7 +77,7 @@ def test_a_wrong_flag_is_named(flags: dict[str, str], begins: str) -> None:
     ("text", "begins"),
     [
         ('policy = "halt"', "watchdog.toml, policy: "),
-        ("alert = []", "watchdog.toml: unknown setting 'alert'; known are "),
+        ("alarm = []", "watchdog.toml: unknown setting 'alarm'; known are "),
         ("policy = ", "watchdog.toml: is not TOML"),
         ("policy = 1", "watchdog.toml, policy: must be one of stop, skip, observe, not 1"),
         ("grace = true", "watchdog.toml, grace: "),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from torch_watchdog.alerts.receivers import receiver_of
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.plan import is_job_name
 from torch_watchdog.rules.catalogue import check_settings
@@ -46,6 +47,7 @@ class LaunchConfig:
     on_signal: OnSignal = "checkpoint"
     signal_grace_s: float = 25.0
     web: str | None = None
+    alerts: tuple[str, ...] = field(default=(), repr=False)  # URLs hold secrets
     resume: str | None = None
     quarantine: Path | None = None
     bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -81,7 +83,8 @@ def _checked(check: Callable[[Any], Any], where: str, value: Any) -> Any:
     try:
         return check(value)
     except ValueError as error:
-        raise ConfigError(where, f"{error}, not {value!r}") from None
+        shown = "" if check is _alert else f", not {value!r}"  # a receiver's URL holds its secret
+        raise ConfigError(where, f"{error}{shown}") from None
 
 
 def _read_file(file: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -130,6 +133,16 @@ def _web(value: Any) -> str:
     if re.fullmatch(r"[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", _text(value)):
         return str(value)
     raise ValueError("must be auto or HOST:PORT")
+
+
+def _alert(value: Any) -> tuple[str, ...]:
+    """URLs: a list, or one text with spaces between them. A page that nobody gets because of a typing error would be found out at 3 a.m."""
+    urls = tuple(value) if isinstance(value, list | tuple) else tuple(_text(value).split())
+    for number, url in enumerate(urls, 1):
+        if not isinstance(url, str):
+            raise ValueError("must be a URL, or a list of URLs")  # noqa: TRY004 - what every check raises
+        receiver_of(str(number), url)
+    return urls
 
 
 def _job(value: Any) -> str:
@@ -204,7 +217,12 @@ def _is_bound(value: Any) -> bool:
     return all(type(number) is int for number in value.values()) and value.get("low", 0) <= value.get("high", float("inf"))
 
 
-_FIELDS = {"dir": "directory", "grace": "grace_s", "signal_grace": "signal_grace_s"}  # what a person writes is shorter than what we call it
+_FIELDS = {
+    "alert": "alerts",
+    "dir": "directory",
+    "grace": "grace_s",
+    "signal_grace": "signal_grace_s",
+}  # what a person writes is shorter than what we call it
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "policy": _policy,
     "daemon": _daemon,
@@ -215,6 +233,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "on_signal": _on_signal,
     "signal_grace": _grace,
     "web": _web,
+    "alert": _alert,
     "resume": _resume,
     "quarantine": _quarantine,
     "bounds": _bounds,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "AlertError",
     "BadJobNameError",
     "ConfigError",
     "DaemonRefusedError",
@@ -34,6 +35,14 @@ class ConfigError(WatchdogError):
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"{where}: {problem}")
         self.where = where
+
+
+class AlertError(WatchdogError):
+    """Somebody who should be told of an incident did not take the message. Its URL holds secrets and is not in here."""
+
+    def __init__(self, receiver: str, reason: str) -> None:
+        super().__init__(f"alert receiver {receiver} {reason}. Try `watchdog alert test URL`")
+        self.receiver, self.reason = receiver, reason
 
 
 class OrderRefusedError(WatchdogError):

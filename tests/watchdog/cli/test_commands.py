@@ -118,12 +118,6 @@ def test_help_lists_every_command(runs: Runs) -> None:
         assert f"\n  {name} " in text
 
 
-@pytest.mark.parametrize("option", ["--alert"])
-def test_an_option_that_is_not_built_is_unknown_rather_than_ignored(runs: Runs, option: str) -> None:
-    done = runs(option, "x", "true")
-    assert done.returncode == 2 and "No such option" in done.stderr
-
-
 @pytest.mark.parametrize(("word", "suggestion"), [("statsu", "watchdog status"), ("job", "watchdog jobs")])
 def test_a_near_miss_of_a_command_gets_a_suggestion(runs: Runs, word: str, suggestion: str) -> None:
     done = runs(word)

@@ -41,6 +41,7 @@ def test_the_document_is_openapi_and_names_every_path_of_the_api(fleet: Fleet) -
         ("/api/v1/jobs/{job}", "api/v1/jobs/job"),
         ("/api/v1/jobs/{job}/incidents", "api/v1/jobs/job/incidents"),
         ("/api/v1/jobs/{job}/incidents/{incident}", "api/v1/jobs/job/incidents/1"),
+        ("/api/v1/alerts", "api/v1/alerts"),
         ("/api/v1/jobs/{job}/events", "api/v1/jobs/job/events?after=0&limit=3"),
     ],
 )

@@ -45,7 +45,7 @@ def large_job(num_ranks: int, per_node: int = 8) -> JobStatus:
 def fake_view(*jobs: JobStatus) -> Any:
     live = [SimpleNamespace(job=SimpleNamespace(status=lambda status=status: status, incidents=())) for status in jobs]
     return SimpleNamespace(
-        live_jobs=lambda: live, job=lambda name: jobs[0], counters=Counters(started_s=1.0), ready=lambda: None,
+        live_jobs=lambda: live, job=lambda name: jobs[0], counters=Counters(started_s=1.0), ready=lambda: None, alerting=None,
         ingest=SimpleNamespace(num_dropped_writes=0),
     )  # fmt: skip
 
@@ -56,16 +56,16 @@ def test_a_running_job_shows_its_ranks_steps_and_times(fleet: Fleet) -> None:
     node.rank(1, 2)
     node.steps(0, 0, 1, 2, loss=1.0)
     node.steps(1, 0, 1, loss=3.0)
-    text = until(lambda: (found := fleet.get("metrics").text) and value(found, "job_ranks_alive", job="job") == 2.0 and found)
-    assert value(text, "job_step", job="job") == 2.0
-    assert value(text, "job_slowest_rank_step", job="job") == 1.0
-    assert value(text, "job_step_time_median_seconds", job="job") == pytest.approx(0.002)
-    assert value(text, "job_loss", job="job") == 2.0
-    assert value(text, "job_world_size", job="job") == 2.0
-    assert value(text, "job_state", job="job", torch_watchdog_job_state="running") == 1.0
-    assert value(text, "node_ranks_alive", job="job", node="node-0") == 2.0
+    text = until(lambda: (found := fleet.get("metrics").text) and value(found, "job_ranks_alive", training_job="job") == 2.0 and found)
+    assert value(text, "job_step", training_job="job") == 2.0
+    assert value(text, "job_slowest_rank_step", training_job="job") == 1.0
+    assert value(text, "job_step_time_median_seconds", training_job="job") == pytest.approx(0.002)
+    assert value(text, "job_loss", training_job="job") == 2.0
+    assert value(text, "job_world_size", training_job="job") == 2.0
+    assert value(text, "job_state", training_job="job", torch_watchdog_job_state="running") == 1.0
+    assert value(text, "node_ranks_alive", training_job="job", node="node-0") == 2.0
     assert value(text, "reports_total") == 2.0
-    heard = value(text, "job_last_heard_timestamp_seconds", job="job")
+    heard = value(text, "job_last_heard_timestamp_seconds", training_job="job")
     assert heard is not None and abs(heard - time.time()) < 60
 
 
@@ -74,23 +74,23 @@ def test_incidents_are_counted_by_kind_and_stop_firing_with_the_job(fleet: Fleet
     node.rank(0, 1)
     node.say(m.Noticed(rank=0, step=3, micro_step=0, violation=BAD_TOKEN))
     until(lambda: fleet.incidents())
-    labels = {"job": "job", "kind": "batch.index_out_of_range", "severity": "critical"}
+    labels = {"training_job": "job", "kind": "batch.index_out_of_range", "severity": "critical"}
     text = fleet.get("metrics").text
     assert value(text, "incidents_total", **labels) == 1.0
     assert value(text, "incidents_firing", **labels) == 1.0
     node.goodbye(3)
     text = fleet.get("metrics").text
     assert value(text, "incidents_firing", **labels) == 0.0
-    assert value(text, "job_exit_code", job="job") == 3.0
-    assert value(text, "job_step", job="job") is None  # an ended job leaves no gauge that looks alive
+    assert value(text, "job_exit_code", training_job="job") == 3.0
+    assert value(text, "job_step", training_job="job") is None  # an ended job leaves no gauge that looks alive
 
 
 def test_ranks_are_shown_for_the_one_job_that_is_asked_for(fleet: Fleet) -> None:
     node = fleet.node()
     node.rank(0, 1)
     node.steps(0, 4)
-    assert value(fleet.get("metrics").text, "rank_step", job="job", node="node-0", rank="0") is None
-    assert value(fleet.get("metrics?ranks=job").text, "rank_step", job="job", node="node-0", rank="0") == 4.0
+    assert value(fleet.get("metrics").text, "rank_step", training_job="job", node="node-0", rank="0") is None
+    assert value(fleet.get("metrics?ranks=job").text, "rank_step", training_job="job", node="node-0", rank="0") == 4.0
     assert fleet.get("metrics?ranks=nobody").status_code == 404
 
 

@@ -35,6 +35,8 @@ COMMANDS = (
     "stop",
     "checkpoint",
     "serve",
+    "ack",
+    "alert",
     "doctor",
     "demo",
 )

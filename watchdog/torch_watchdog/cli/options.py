@@ -22,6 +22,9 @@ _LAUNCH_OPTIONS = (
     click.option("--dir", metavar="DIR", help="Run directories are DIR/JOB (default: watchdog_runs)."),
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings (default: watchdog.toml where there is one)."),
     click.option("--grace", metavar="SECONDS", help="How long a save after a fault or a stop may take (default: 300)."),
+    click.option(
+        "--alert", multiple=True, metavar="URL", help="Tell of incidents: pagerduty://KEY, alertmanager://HOST:PORT, or any Apprise URL."
+    ),
     click.option("--web", metavar="auto|HOST:PORT", help="Serve this launch's page, API and metrics (auto: a free port of this host)."),
     click.option("--on-signal", metavar="checkpoint|pass", help="SIGTERM or SIGUSR1 saves and stops the job (default), or acts as ever."),
     click.option("--signal-grace", metavar="SECONDS", help="How long such a signal may be held back (default: 25)."),
@@ -61,7 +64,7 @@ def settings(context: click.Context) -> LaunchConfig:
     given = _given(context)
     flags: dict[str, Any] = {
         name: given[name]
-        for name in ("policy", "daemon", "job", "dir", "grace", "on_signal", "signal_grace", "web", "resume", "quarantine")
+        for name in ("policy", "daemon", "job", "dir", "grace", "on_signal", "signal_grace", "web", "alert", "resume", "quarantine")
         if name in given
     }
     if given.get("no_keeper"):

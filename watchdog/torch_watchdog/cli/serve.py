@@ -21,20 +21,30 @@ DEFAULT_PORT = 9470
 @click.command("serve", short_help="Serve a daemon for many jobs.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="PORT", help="0: any free port.")
 @click.option("--web", metavar="auto|HOST:PORT", help="Serve the page, the JSON API and the metrics too (default: not).")
+@click.option(
+    "--alert", multiple=True, metavar="URL", help="Tell of incidents: pagerduty://KEY, alertmanager://HOST:PORT, or any Apprise URL."
+)
 @click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs).")
 @click.pass_context
 def command(context: click.Context, /, port: int, **_: object) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
     config = settings(context)
     with quiet_grpc():
-        from torch_watchdog.daemon.config import DaemonConfig
+        from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
         from torch_watchdog.daemon.embedded import EmbeddedDaemon
         from torch_watchdog.daemon.token import kept_token, new_token
 
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the daemon's threads start, so that they leave both to us
     listen, token = (f"127.0.0.1:{port}",), new_token(os.environ)
-    known = DaemonConfig(runs_dir=config.directory, listen=listen, index_file=_index_file(os.environ), token=token, web=config.web)
+    known = DaemonConfig(
+        runs_dir=config.directory,
+        listen=listen,
+        index_file=_index_file(os.environ),
+        token=token,
+        web=config.web,
+        alerts=AlertsConfig.to_all(config.alerts, restores_all=True),
+    )
     with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ):
         say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
         for url in daemon.addresses[1:]:

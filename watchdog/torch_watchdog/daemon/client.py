@@ -6,7 +6,7 @@ Owns the channel and turns every status into one of our errors. Knows nothing of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
@@ -18,7 +18,7 @@ from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, JoinAnswer, JoinRequest, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.tls import new_channel
-from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc, telemetry_pb2_grpc
+from torch_watchdog_proto.v1 import alerts_pb2, alerts_pb2_grpc, query_pb2, query_pb2_grpc, telemetry_pb2_grpc
 
 __all__ = ["DaemonClient", "client_of"]
 
@@ -36,6 +36,7 @@ class DaemonClient:
         options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
         self._channel = new_channel(grpc, address, token, options)
         self._stub = query_pb2_grpc.QueryStub(self._channel)
+        self._alerts = alerts_pb2_grpc.AlertsStub(self._channel)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job that this daemon knows, newest first; without their ranks."""
@@ -75,6 +76,22 @@ class DaemonClient:
         request = query_pb2.ContractRequest(job=name, rank=rank)
         answer = self._ask(name, lambda call: self._stub.GetContract(request, **call))
         return cast("Mapping[str, Any]", json.loads(answer.contract_json))
+
+    def alerts(self) -> tuple[Mapping[str, Any], ...]:
+        """The alerts that are open, as JSON objects."""
+        answer = self._ask("", lambda call: self._alerts.ListAlerts(alerts_pb2.ListAlertsRequest(), **call))
+        return tuple(json.loads(text) for text in answer.alerts_json)
+
+    def acknowledge(self, incident: str, *, by: str) -> OrderAnswer:
+        """`incident` is JOB/ID, or the key of an alert."""
+        request = alerts_pb2.AcknowledgeRequest(incident=incident, by=by)
+        return cast("OrderAnswer", codec.read_plain_message(self._ask("", lambda call: self._alerts.Acknowledge(request, **call))))
+
+    def silence(
+        self, *, jobs: Sequence[str], kinds: Sequence[str], severities: Sequence[str], seconds: float, by: str, comment: str
+    ) -> OrderAnswer:
+        request = alerts_pb2.SilenceRequest(jobs=jobs, kinds=kinds, severities=severities, seconds=seconds, by=by, comment=comment)
+        return cast("OrderAnswer", codec.read_plain_message(self._ask("", lambda call: self._alerts.Silence(request, **call))))
 
     def close(self) -> None:
         """Closes the channel."""

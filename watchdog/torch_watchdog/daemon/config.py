@@ -5,10 +5,39 @@ Owns one dataclass; knows nothing of sockets or files: the launcher or `watchdog
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["DaemonConfig"]
+from torch_watchdog.alerts.routes import Match, Route
+
+__all__ = ["AlertsConfig", "DaemonConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertsConfig:
+    """Whom to tell: `receivers` are URLs by name, and hold secrets.
+
+    `silent_s`: a node that is gone so long without a goodbye is told of. `last_words`: this daemon ends with its job, so that what is open then must be
+    told to last. `restores_all`: it is the one daemon of all jobs in its folder. `public_url` is where a person reaches the page, `runbook_url` may hold
+    `{kind}`.
+    """
+
+    receivers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    routes: tuple[Route, ...] = ()
+    resend_s: float = 60.0
+    silent_s: float = 120.0
+    public_url: str | None = None
+    runbook_url: str | None = None
+    last_words: bool = False
+    restores_all: bool = False
+
+    @classmethod
+    def to_all(cls, urls: tuple[str, ...], *, last_words: bool = False, restores_all: bool = False) -> AlertsConfig:
+        """Everything to everybody, as a launch has it."""
+        receivers = {f"{number}-{url.partition('://')[0]}": url for number, url in enumerate(urls, 1)}
+        routes = (Route(match=Match(), to=tuple(receivers)),)
+        return cls(receivers=receivers, routes=routes, last_words=last_words, restores_all=restores_all)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +58,7 @@ class DaemonConfig:
     web_token: str = field(default="", repr=False)
     web_optional: bool = False
     web_request_s: float = 10.0  # for a request to arrive whole
+    alerts: AlertsConfig | None = None
     grace_s: float = 300.0
     linger_s: float = 0.0
     max_message_bytes: int = 8 << 20

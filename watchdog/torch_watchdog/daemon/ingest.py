@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
-from torch_watchdog.daemon.live_job import LiveJob
+from torch_watchdog.daemon.live_job import JobListener, LiveJob
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import xid_codes
+from torch_watchdog.store.alerts import saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog_proto import __version__
@@ -25,6 +27,7 @@ from torch_watchdog_proto.messages import NodeHello
 
 __all__ = ["Ingest", "versions_agree"]
 
+_FoundAgain: TypeAlias = tuple[Job, dict[str, int], Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes the name of a folder
 
 
@@ -32,10 +35,17 @@ class Ingest:
     """Every job of this daemon. `changed` is called after each event, for whoever waits for the next deadline."""
 
     def __init__(
-        self, config: DaemonConfig, *, writer: BackgroundWriter, clock: Callable[[], float], changed: Callable[[], None], counters: Counters
+        self,
+        config: DaemonConfig,
+        *,
+        writer: BackgroundWriter,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        counters: Counters,
+        listener: JobListener | None = None,
     ) -> None:
         self._config, self._writer, self._clock, self._changed = config, writer, clock, changed
-        self._counters = counters
+        self._counters, self._listener = counters, listener
         self._jobs: dict[str, LiveJob] = {}
         self._opening = asyncio.Lock()
 
@@ -106,29 +116,32 @@ class Ingest:
     async def _open(self, hello: NodeHello) -> LiveJob:
         run_dir = self._config.runs_dir / hello.job
         # In another thread: a run of weeks takes a while to read, and other jobs wait for their orders.
-        job, last_seq = await asyncio.to_thread(self._found_again, hello, run_dir)
-        live = LiveJob(job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed, counters=self._counters)
+        job, last_seq, unwritten, saved = await asyncio.to_thread(self._found_again, hello, run_dir)
+        live = LiveJob(
+            job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed, counters=self._counters,
+            listener=self._listener,
+        )  # fmt: skip
         self._forget_oldest()
         self._jobs[hello.job] = live
+        live.write_incidents(unwritten)
+        if self._listener is not None:
+            self._listener.opened(live, saved)
         return live
 
-    def _found_again(self, hello: NodeHello, run_dir: Path) -> tuple[Job, dict[str, int]]:
-        """The job as an earlier daemon left it on disk, where one did: it has acted on all this, so it only brings the new job up to date."""
-        now, last_seq = self._clock(), dict[str, int]()
-        job = Job(
-            hello,
-            started_s=now,
-            grace_s=self._config.grace_s,
-            incidents=read_incidents(run_dir),
-            events=read_events(run_dir),
-            codes=xid_codes(),
-        )
+    def _found_again(self, hello: NodeHello, run_dir: Path) -> _FoundAgain:
+        """The job as an earlier daemon left it on disk, where one did: it has acted on all this, so it only brings the new job up to date.
+
+        With the newest reports, the incidents that it died before it could write, and the alerts that were open.
+        """
+        now, last_seq, written = self._clock(), dict[str, int](), read_incidents(run_dir)
+        job = Job(hello, started_s=now, grace_s=self._config.grace_s, incidents=written, events=read_events(run_dir), codes=xid_codes())
         for node, session, report in read_reports(run_dir):
             if session != hello.session:
                 raise JobNameTakenError(hello.job, run_dir)
             last_seq[node] = max(report.seq, last_seq.get(node, 0))
             job.handle(ReportCame(node=node, report=report), now=now)
-        return job, last_seq
+        unwritten = [found for found in job.incidents if found not in written]
+        return job, last_seq, unwritten, saved_alerts(self._config.runs_dir, hello.job) if self._listener is not None else []
 
     def _forget_oldest(self) -> None:
         """Ended jobs are on disk; this many are kept at hand."""

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.job.events import (
@@ -32,7 +33,7 @@ from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog_proto.envelopes import TellRank
 from torch_watchdog_proto.messages import NodeReport
 
-__all__ = ["LiveJob", "Outbox"]
+__all__ = ["JobListener", "LiveJob", "Outbox"]
 
 _MAX_ORDERS = 10_000  # for a node that is away; the oldest give way, because the newest generation is what counts
 
@@ -59,6 +60,14 @@ class Outbox:
             self._orders.popleft()
 
 
+class JobListener(Protocol):
+    """Who alerts. Called on the loop, after the job itself has been told."""
+
+    def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None: ...
+    def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None: ...
+    def reported(self, live: LiveJob, *, trains: bool) -> None: ...
+
+
 class LiveJob:
     """`last_seq` holds the newest report that was taken from each node."""
 
@@ -72,11 +81,13 @@ class LiveJob:
         clock: Callable[[], float],
         changed: Callable[[], None],
         counters: Counters,
+        listener: JobListener | None = None,
     ) -> None:
         self.job, self.run_dir, self.last_seq = job, run_dir, last_seq
         self._files = JobFiles(run_dir)
         self._writer, self._clock, self._changed = writer, clock, changed
-        self._counters = counters
+        self._counters, self._listener = counters, listener
+        self._left_s: dict[str, float] = {}  # node -> when its last stream broke, for those that are away
         self._outboxes: dict[str, Outbox] = {}
         self._streams = Counter[str]()  # of reports, by node: a new one may begin before the end of a broken one is seen
         self._names: set[str] = set()
@@ -99,11 +110,13 @@ class LiveJob:
     def reporting(self, node: str) -> Iterator[None]:
         """While a stream of this node's reports is open."""
         self._streams[node] += 1
+        self._left_s.pop(node, None)
         try:
             yield
         finally:
             self._streams[node] -= 1
             if not self._streams[node]:
+                self._left_s[node] = self._clock()
                 self.handle(NodeAway(node=node))
                 self._someone_left.set()
 
@@ -137,6 +150,17 @@ class LiveJob:
         session = self.job.session
         self._writer.submit(lambda: self._files.append_report(node, session, report), done)
         self.handle(ReportCame(node=node, report=report))
+        if self._listener is not None:
+            self._listener.reported(self, trains=any(block.step for block in report.blocks))
+
+    def write_incidents(self, incidents: Sequence[Mapping[str, Any]]) -> None:
+        for incident in incidents:
+            self._writer.submit(lambda incident=incident: self._files.write_incident(incident, None))  # type: ignore[misc]
+
+    def silent_nodes(self, now: float, silent_s: float) -> tuple[str, ...]:
+        """Those whose stream broke so long ago, and which have not said goodbye."""
+        gone = (node for node, left_s in self._left_s.items() if now - left_s >= silent_s)
+        return tuple(node for node in gone if not self.job.has_left(node))
 
     def close(self) -> None:
         self._writer.submit(self._files.close)
@@ -147,6 +171,8 @@ class LiveJob:
                 self.outbox(effect.node).put(effect.tell)
             case WriteIncident():
                 self._writer.submit(lambda: self._files.write_incident(effect.incident, effect.contract_of_rank))
+                if self._listener is not None:
+                    self._listener.incident(self, effect.incident)
             case WriteStacks():
                 self._writer.submit(lambda: self._files.write_stacks(effect.incident_id, effect.text))
             case AppendEvent():

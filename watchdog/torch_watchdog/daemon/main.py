@@ -11,17 +11,20 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog.daemon.alerts_service import AlertsService
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
 from torch_watchdog.daemon.services import Calls, ControlService, TelemetryService
+from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import DaemonStartError
 from torch_watchdog.store.background import BackgroundWriter
-from torch_watchdog_proto.v1 import control_pb2_grpc, query_pb2_grpc, telemetry_pb2_grpc
+from torch_watchdog_proto.v1 import alerts_pb2_grpc, control_pb2_grpc, query_pb2_grpc, telemetry_pb2_grpc
 
 if TYPE_CHECKING:
+    from torch_watchdog.daemon.alerting import Alerting
     from torch_watchdog.store.index import BlockIndex
 
 __all__ = ["run_daemon"]
@@ -37,10 +40,12 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     clock = steady_clock()
     counters = Counters(started_s=clock())
     with _store(config, say) as (writer, index):
-        ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters)
-        async with _serving(config, ingest, index, counters) as addresses, _web(config, ingest, clock, counters, say) as pages:
-            listening((*addresses, *pages))
-            await _keep_time(ingest, wake, clock)
+        async with _alerting(config, writer, clock, say) as alerting:
+            ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=alerting)
+            view = FleetView(ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting)
+            async with _serving(config, view, index) as addresses, _web(config, view, say) as pages:
+                listening((*addresses, *pages))
+                await _keep_time(ingest, wake, clock, alerting)
 
 
 def steady_clock() -> Callable[[], float]:
@@ -64,6 +69,21 @@ def _store(config: DaemonConfig, say: Callable[[str], None]) -> Any:
             index.close()
 
 
+@contextlib.asynccontextmanager
+async def _alerting(
+    config: DaemonConfig, writer: BackgroundWriter, clock: Callable[[], float], say: Callable[[str], None]
+) -> AsyncIterator[Alerting | None]:
+    """None where nobody is to be told."""
+    if config.alerts is None or not config.alerts.receivers:
+        yield None
+        return
+    from torch_watchdog.daemon.alerting import Alerting  # here, because most launches alert nobody
+
+    alerting = Alerting(config.alerts, config.runs_dir, writer=writer, clock=clock, say=say)
+    async with alerting.running():
+        yield alerting
+
+
 def _open_index(config: DaemonConfig) -> BlockIndex | None:
     if config.index_file is None:
         return None
@@ -75,12 +95,13 @@ def _open_index(config: DaemonConfig) -> BlockIndex | None:
 
 
 @contextlib.asynccontextmanager
-async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | None, counters: Counters) -> AsyncIterator[tuple[str, ...]]:
+async def _serving(config: DaemonConfig, view: FleetView, index: BlockIndex | None) -> AsyncIterator[tuple[str, ...]]:
     server = new_server(config.max_message_bytes)
-    calls = Calls(token=config.token, counters=counters)
+    ingest, calls = view.ingest, Calls(token=config.token, counters=view.counters)
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, calls), server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, calls), server)
     query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, calls, index=index), server)
+    alerts_pb2_grpc.add_AlertsServicer_to_server(AlertsService(view.alerting, calls), server)
     addresses = tuple(bind(server, address, token=config.token) for address in config.listen)
     await server.start()
     try:
@@ -93,9 +114,7 @@ async def _serving(config: DaemonConfig, ingest: Ingest, index: BlockIndex | Non
 
 
 @contextlib.asynccontextmanager
-async def _web(
-    config: DaemonConfig, ingest: Ingest, clock: Callable[[], float], counters: Counters, say: Callable[[str], None]
-) -> AsyncIterator[tuple[str, ...]]:
+async def _web(config: DaemonConfig, view: FleetView, say: Callable[[str], None]) -> AsyncIterator[tuple[str, ...]]:
     """The page's URL; nothing where none is asked for."""
     if config.web is None:
         yield ()
@@ -103,10 +122,8 @@ async def _web(
     from torch_watchdog.web.access import Access  # here, because a launch without a page must not wait for a web server to load
     from torch_watchdog.web.app import make_app
     from torch_watchdog.web.server import serving_web
-    from torch_watchdog.web.view import FleetView
 
-    view = FleetView(ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest))
-    app = make_app(view, Access.by_one_token(config.web_token or config.token, clock=clock), tls=False)
+    app = make_app(view, Access.by_one_token(config.web_token or config.token, clock=view.clock), tls=False)
     async with contextlib.AsyncExitStack() as stack:
         urls: tuple[str, ...] = ()
         try:
@@ -115,6 +132,8 @@ async def _web(
             if not config.web_optional:
                 raise
             say(f"no page for this launch: {error}")
+        if view.alerting is not None and urls:
+            view.alerting.page_url = view.alerting.page_url or urls[0]
         yield urls
 
 
@@ -122,10 +141,12 @@ def _unready(ingest: Ingest) -> str | None:
     return "the run directories cannot be written: records are being dropped" if ingest.num_dropped_writes else None
 
 
-async def _keep_time(ingest: Ingest, wake: asyncio.Event, clock: Callable[[], float]) -> None:
+async def _keep_time(ingest: Ingest, wake: asyncio.Event, clock: Callable[[], float], alerting: Alerting | None) -> None:
     """Ticks when a deadline has come; wakes early where an event has brought a nearer one."""
     while True:
         ingest.tick()
+        if alerting is not None:
+            alerting.tick(ingest.jobs)
         wake.clear()
         deadline = ingest.next_deadline()
         sleep_s = _LONGEST_SLEEP_S if deadline is None else min(_LONGEST_SLEEP_S, max(0.01, deadline - clock()))

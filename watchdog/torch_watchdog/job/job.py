@@ -110,6 +110,10 @@ class Job:
     def nodes(self) -> tuple[str, ...]:
         return tuple(self._nodes)
 
+    def has_left(self, node: str) -> bool:
+        """Whether the node has said goodbye."""
+        return self._nodes.get(node) is not None
+
     def status(self) -> JobStatus:
         faults = sum(not is_order(found) for found in self.incidents)
         return JobStatus(

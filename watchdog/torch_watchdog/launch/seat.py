@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from torch_watchdog.config import LaunchConfig
-from torch_watchdog.daemon.config import DaemonConfig
+from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
 from torch_watchdog.daemon.token import token_for
 from torch_watchdog.errors import ConfigError, DaemonStartError, RunDirectoryError
@@ -126,7 +126,7 @@ def _embedded(
     listen, page_token = (f"unix:{runtime_dir / 'daemon.sock'}", *network), secrets.token_urlsafe(32)
     known = DaemonConfig(
         runs_dir=config.directory, listen=listen, grace_s=config.grace_s, token=token, linger_s=linger_s, web=config.web,
-        web_token=page_token, web_optional=True,
+        web_token=page_token, web_optional=True, alerts=AlertsConfig.to_all(config.alerts, last_words=True),
     )  # fmt: skip
     addresses = stack.enter_context(EmbeddedDaemon(known, say=say)).addresses
     for url in addresses[len(listen) :]:

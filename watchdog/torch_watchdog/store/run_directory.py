@@ -32,6 +32,11 @@ class RunDirectory:
         return self.root / "events.jsonl"
 
     @property
+    def alerts_file(self) -> Path:
+        """Alerts of this job that are open, and who was told what of them."""
+        return self.root / "alerts.json"
+
+    @property
     def incidents(self) -> Path:
         return self.root / "incidents"
 

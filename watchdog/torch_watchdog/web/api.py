@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from torch_watchdog.alerts.desk import silence_to_json
+from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import UnknownJobError
 from torch_watchdog.web.openapi import Operation, Parameter, document
-from torch_watchdog.web.view import FleetView
 from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderKind
 
 __all__ = ["OPERATIONS", "routes"]
@@ -57,6 +58,20 @@ async def _order(request: Request) -> Response:
     return JSONResponse(dataclasses.asdict(answer), status_code=202 if answer.accepted else 409)
 
 
+async def _alerts(request: Request) -> Response:
+    alerting = _view(request).alerting
+    silences = [] if alerting is None else [silence_to_json(silence) for silence in alerting.desk.silences]
+    return JSONResponse({"alerts": [] if alerting is None else alerting.listed(), "silences": silences})
+
+
+async def _acknowledge(request: Request) -> Response:
+    wanted = await _object(request)
+    alerting, name, by = _view(request).alerting, str(wanted.get("incident") or ""), str(wanted.get("by") or "a caller of the API")
+    taken = alerting is not None and alerting.acknowledge(name, by[:200])
+    text = f"{name} is yours" if taken else f"no open alert is called {name[:120]!r}"
+    return JSONResponse({"accepted": taken, "text": text}, status_code=202 if taken else 409)
+
+
 async def _document(_: Request) -> Response:
     return JSONResponse(document(OPERATIONS))
 
@@ -79,6 +94,8 @@ OPERATIONS = (
         ),
     ),
     Operation("POST", "/api/v1/jobs/{job}/orders", _order, "Ask the job for a clean stop or a checkpoint", "OrderAnswer", (_JOB,), "Order", 202),
+    Operation("GET", "/api/v1/alerts", _alerts, "The alerts that are open, and what is kept quiet", "Alerts"),
+    Operation("POST", "/api/v1/alerts/acknowledge", _acknowledge, "Say that an alert is yours", "OrderAnswer", (), "Acknowledgement", 202),
     Operation("GET", "/api/v1/openapi.json", _document, "This document", "Document"),
 )  # fmt: skip
 

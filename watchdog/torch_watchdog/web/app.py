@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import UnknownJobError
 from torch_watchdog.web import api, pages
 from torch_watchdog.web.access import Access
 from torch_watchdog.web.guard import COOKIE, Guard, cookie_of
 from torch_watchdog.web.metrics import exposition
-from torch_watchdog.web.view import FleetView
 
 __all__ = ["make_app"]
 

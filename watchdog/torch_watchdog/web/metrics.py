@@ -1,14 +1,15 @@
 """Prometheus metrics of the daemon and its jobs.
 
-Owns names, units and labels; reads, never counts by itself. What a scrape may cost is bounded: per job and per node by default, per rank only for
-the one job that is asked for, and no more than a fixed number of series of nodes however many there are.
+Owns names, units and labels (a job of ours is `training_job`: Prometheus has a label `job` of its own); reads, never counts by itself. What a scrape
+may cost is bounded: per job and per node by default, per rank only for the one job that is asked for, and no more than a fixed number of series of
+nodes however many there are.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 
 from prometheus_client import CollectorRegistry
@@ -18,8 +19,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from torch_watchdog.daemon.live_job import LiveJob
+from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.job.incident import is_order
-from torch_watchdog.web.view import FleetView
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
@@ -31,20 +32,20 @@ _MAX_NODE_SERIES = 20_000
 _Gauges = dict[str, GaugeMetricFamily]
 
 
-def exposition(view: FleetView, *, accept: str, ranks_of: str | None, more: Callable[[], Iterable[Metric]] = tuple) -> tuple[bytes, str]:
+def exposition(view: FleetView, *, accept: str, ranks_of: str | None) -> tuple[bytes, str]:
     """The text of one scrape and its content type. `ranks_of` adds that job's ranks. Raises UnknownJobError."""
     if ranks_of is not None:
         view.job(ranks_of)
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    registry.register(_Scrape(view, ranks_of, more))
+    registry.register(_Scrape(view, ranks_of))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
 class _Scrape(Collector):
-    def __init__(self, view: FleetView, ranks_of: str | None, more: Callable[[], Iterable[Metric]]) -> None:
-        self._view, self._ranks_of, self._more = view, ranks_of, more
+    def __init__(self, view: FleetView, ranks_of: str | None) -> None:
+        self._view, self._ranks_of = view, ranks_of
 
     def collect(self) -> Iterator[Metric]:
         jobs = [(live, live.job.status()) for live in self._view.live_jobs()]
@@ -54,7 +55,7 @@ class _Scrape(Collector):
         yield from _of_nodes([status for _, status in jobs if status.state != "ended"])
         if self._ranks_of is not None:
             yield from _of_ranks(self._view.job(self._ranks_of))
-        yield from self._more()
+        yield from _of_alerts(self._view)
 
 
 def _of_daemon(view: FleetView, jobs: list[JobStatus]) -> Iterator[Metric]:
@@ -75,11 +76,11 @@ def _of_daemon(view: FleetView, jobs: list[JobStatus]) -> Iterator[Metric]:
 
 
 def _of_jobs(jobs: list[tuple[LiveJob, JobStatus]]) -> Iterator[Metric]:
-    states = StateSetMetricFamily(f"{_PREFIX}_job_state", "What the job does.", labels=["job"])
-    started = _family("job_start_time_seconds", "When the job was first heard of, since the epoch.", "job")
-    exit_codes = _family("job_exit_code", "How the job ended.", "job")
+    states = StateSetMetricFamily(f"{_PREFIX}_job_state", "What the job does.", labels=["training_job"])
+    started = _family("job_start_time_seconds", "When the job was first heard of, since the epoch.", "training_job")
+    exit_codes = _family("job_exit_code", "How the job ended.", "training_job")
     lost = CounterMetricFamily(
-        f"{_PREFIX}_job_lost_records", "Step records that were overwritten before they could be read.", labels=["job"]
+        f"{_PREFIX}_job_lost_records", "Step records that were overwritten before they could be read.", labels=["training_job"]
     )
     gauges = _job_gauges()
     for _, status in jobs:
@@ -95,16 +96,16 @@ def _of_jobs(jobs: list[tuple[LiveJob, JobStatus]]) -> Iterator[Metric]:
 
 def _job_gauges() -> _Gauges:
     return {
-        "world": _family("job_world_size", "Ranks that the job has.", "job"),
-        "alive": _family("job_ranks_alive", "Ranks whose process is there.", "job"),
-        "nodes": _family("job_nodes", "Nodes that have reported.", "job"),
-        "attempt": _family("job_attempt", "Times that the launcher has started the ranks again.", "job"),
-        "heard": _family("job_last_heard_timestamp_seconds", "When any rank was last heard of, since the epoch.", "job"),
-        "first": _family("job_slowest_rank_step", "Newest step of the rank that is furthest behind.", "job"),
-        "last": _family("job_step", "Newest step of the rank that is furthest ahead.", "job"),
-        "median": _family("job_step_time_median_seconds", "Duration of the newest step, median over the ranks.", "job"),
-        "slowest": _family("job_step_time_max_seconds", "Duration of the newest step, slowest rank.", "job"),
-        "loss": _family("job_loss", "Newest loss, mean over the ranks.", "job"),
+        "world": _family("job_world_size", "Ranks that the job has.", "training_job"),
+        "alive": _family("job_ranks_alive", "Ranks whose process is there.", "training_job"),
+        "nodes": _family("job_nodes", "Nodes that have reported.", "training_job"),
+        "attempt": _family("job_attempt", "Times that the launcher has started the ranks again.", "training_job"),
+        "heard": _family("job_last_heard_timestamp_seconds", "When any rank was last heard of, since the epoch.", "training_job"),
+        "first": _family("job_slowest_rank_step", "Newest step of the rank that is furthest behind.", "training_job"),
+        "last": _family("job_step", "Newest step of the rank that is furthest ahead.", "training_job"),
+        "median": _family("job_step_time_median_seconds", "Duration of the newest step, median over the ranks.", "training_job"),
+        "slowest": _family("job_step_time_max_seconds", "Duration of the newest step, slowest rank.", "training_job"),
+        "loss": _family("job_loss", "Newest loss, mean over the ranks.", "training_job"),
     }
 
 
@@ -130,7 +131,7 @@ def _add_job(gauges: _Gauges, status: JobStatus) -> None:
 
 
 def _of_incidents(jobs: list[tuple[LiveJob, JobStatus]]) -> Iterator[Metric]:
-    labels = ["job", "kind", "severity"]
+    labels = ["training_job", "kind", "severity"]
     total = CounterMetricFamily(f"{_PREFIX}_incidents", "Incidents of the job so far.", labels=labels)
     firing = GaugeMetricFamily(f"{_PREFIX}_incidents_firing", "Incidents of the job that are not resolved.", labels=labels)
     for live, status in jobs:
@@ -144,8 +145,10 @@ def _of_incidents(jobs: list[tuple[LiveJob, JobStatus]]) -> Iterator[Metric]:
 
 
 def _of_nodes(jobs: list[JobStatus]) -> Iterator[Metric]:
-    alive = _family("node_ranks_alive", "Ranks of the job on the node whose process is there.", "job", "node")
-    heard = _family("node_last_heard_timestamp_seconds", "When any rank of the node was last heard of, since the epoch.", "job", "node")
+    alive = _family("node_ranks_alive", "Ranks of the job on the node whose process is there.", "training_job", "node")
+    heard = _family(
+        "node_last_heard_timestamp_seconds", "When any rank of the node was last heard of, since the epoch.", "training_job", "node"
+    )
     left_out = 0
     for status in jobs:
         by_node: dict[str, list[RankStatus]] = {node: [] for node in status.nodes}
@@ -162,8 +165,23 @@ def _of_nodes(jobs: list[JobStatus]) -> Iterator[Metric]:
     yield from (alive, heard, _gauge("nodes_left_out", f"Nodes beyond the {_MAX_NODE_SERIES} series that a scrape holds.", left_out))
 
 
+def _of_alerts(view: FleetView) -> Iterator[Metric]:
+    """Receivers by their names: a handful, and no secret."""
+    if view.alerting is None:
+        return
+    opened = GaugeMetricFamily(f"{_PREFIX}_alerts_open", "Alerts that are open.", labels=["severity"])
+    by_severity = Counter(alert.severity for alert in view.alerting.desk.open_alerts)
+    for severity in ("critical", "warning"):
+        opened.add_metric([severity], by_severity[severity])
+    told = CounterMetricFamily(f"{_PREFIX}_alert_deliveries", "Messages to receivers of alerts.", labels=["receiver", "outcome"])
+    for (receiver, outcome), count in sorted(view.alerting.sender.outcomes.items()):
+        told.add_metric([receiver, outcome], count)
+    waiting = _gauge("alert_deliveries_waiting", "Messages that failed and are tried again.", view.alerting.desk.waiting())
+    yield from (opened, told, waiting)
+
+
 def _of_ranks(status: JobStatus) -> Iterator[Metric]:
-    labels = ("job", "node", "rank")
+    labels = ("training_job", "node", "rank")
     families = {
         "last_step": _family("rank_step", "Newest step of the rank.", *labels),
         "step_time_s": _family("rank_step_time_seconds", "Duration of the rank's newest step.", *labels),

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from torch_watchdog.alerts.alert import Alert
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderAnswer, RankStatus
 
@@ -101,9 +102,17 @@ def _schemas() -> dict[str, Any]:
         "Events": _object({"events": {"type": "array", "items": _object(event)}}),
         "Order": {"type": "object", "required": ["kind"], "properties": order},
         "OrderAnswer": _of_dataclass(OrderAnswer, {}),
+        "Alerts": _object(
+            {"alerts": {"type": "array", "items": _alert_schema()}, "silences": {"type": "array", "items": {"type": "object"}}}
+        ),
+        "Acknowledgement": _object({"incident": {"type": "string"}}),
         "Problem": _object({"error": {"type": "string"}}),
         "Document": {"type": "object"},
     }
+
+
+def _alert_schema() -> dict[str, Any]:
+    return _of_dataclass(Alert, {"name": {"type": "string"}})
 
 
 def _incident_schema() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the web shows of a daemon: its jobs as they are now, and what the run directories keep of them.
+"""What pages and answers show of a daemon: its jobs as they are now, and what the run directories keep of them.
 
 Owns no state and changes none but by `request_order`. Everything that reads a disk is a coroutine, done in another thread: the loop that it is called
 on sends orders to ranks. Knows nothing of HTTP.
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
@@ -19,6 +19,9 @@ from torch_watchdog.job.events import OrderRequested, Refused
 from torch_watchdog.store.read import read_blocks, read_events
 from torch_watchdog_proto.envelopes import JobStatus, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
+
+if TYPE_CHECKING:
+    from torch_watchdog.daemon.alerting import Alerting
 
 __all__ = ["FleetView"]
 
@@ -31,6 +34,7 @@ class FleetView:
     clock: Callable[[], float]
     counters: Counters
     ready: Callable[[], str | None]
+    alerting: Alerting | None = None
 
     def live_jobs(self) -> Sequence[LiveJob]:
         return self.ingest.jobs

@@ -1,0 +1,257 @@
+"""Alerts from a daemon to real receivers: over HTTP, through restarts, and to a real Alertmanager."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fleet_harness import BAD_TOKEN, Fleet, SimulatedNode, until
+from http_receiver import HttpReceiver
+from services import needs, program
+
+from torch_watchdog.alerts.routes import Match, Route
+from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog_proto import messages as m
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tw") as path:
+        yield Path(path)
+
+
+def pager(receiver: HttpReceiver, **more: Any) -> AlertsConfig:
+    known: dict[str, Any] = {
+        "receivers": {"pager": f"pagerduty://KEY@127.0.0.1:{receiver.port}"},
+        "routes": (Route(match=Match(), to=("pager",)),),
+    }
+    return AlertsConfig(**known | more)
+
+
+def dies(node: SimulatedNode) -> None:
+    """The job's one rank dies, and the launcher with it: told at once, because the job has ended."""
+    node.rank(0, 1)
+    node.steps(0, 0, 1)
+    node.exited(0, signal=9)
+    node.goodbye(1)
+
+
+def test_a_death_is_told_once_with_everything_that_is_known(root: Path) -> None:
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver)) as fleet:
+        dies(fleet.node())
+        until(lambda: receiver.got)
+        ((path, body),) = receiver.got
+        assert path == "/v2/enqueue" and body["payload"]["class"] == "rank.died"
+        assert body["payload"]["summary"].startswith("job: a rank died, rank 0")
+        assert body["links"][0]["href"] == f"{fleet.url}jobs/job/incidents/1"
+        assert [alert["name"] for alert in fleet.get("api/v1/alerts").json()["alerts"]] == ["job/1"]
+
+
+def test_a_requeue_that_trains_resolves_what_the_run_before_it_died_of(root: Path) -> None:
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver)) as fleet:
+        dies(fleet.node())
+        until(lambda: receiver.bodies(event_action="trigger"))
+        again = fleet.node("job.2", session="t")
+        again.rank(0, 1)
+        again.steps(0, 0)
+        until(lambda: receiver.bodies(event_action="resolve"))
+        first, last = receiver.bodies()
+        assert first["dedup_key"] == last["dedup_key"]
+
+
+def test_the_next_daemon_resolves_what_the_last_one_left_standing(root: Path) -> None:
+    """As a launch with its own daemon does, when the job is requeued."""
+    with HttpReceiver() as receiver:
+        with Fleet(root, alerts=pager(receiver, last_words=True)) as fleet:
+            dies(fleet.node())
+        assert [body["event_action"] for body in receiver.bodies()] == ["trigger"]
+        assert json.loads((root / "runs" / "job" / "alerts.json").read_text())["alerts"][0]["alert"]["kind"] == "rank.died"
+        with Fleet(root, alerts=pager(receiver, last_words=True)) as fleet:
+            node = fleet.node("job.2", session="t")
+            node.rank(0, 1)
+            node.steps(0, 0)
+            until(lambda: receiver.bodies(event_action="resolve"))
+        assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]
+        assert json.loads((root / "runs" / "job" / "alerts.json").read_text())["alerts"] == []
+
+
+def test_a_receiver_that_is_away_gets_it_when_it_is_back_and_the_terminal_hears_of_it_once(root: Path) -> None:
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver)) as fleet:
+        receiver.status = 500
+        dies(fleet.node())
+        until(lambda: fleet.said)
+        receiver.status = 202
+        until(lambda: receiver.got)
+        until(lambda: len(fleet.said) == 2)
+        assert "alert receiver pager said 500" in fleet.said[0] and "KEY" not in "".join(fleet.said)
+        assert fleet.said[1] == "alert receiver pager takes alerts again"
+        text = fleet.get("metrics").text
+        assert 'torch_watchdog_alert_deliveries_total{outcome="delivered",receiver="pager"} 1.0' in text
+        assert 'torch_watchdog_alert_deliveries_total{outcome="failed",receiver="pager"}' in text
+        assert 'torch_watchdog_alerts_open{severity="critical"} 1.0' in text
+
+
+def test_a_bad_batch_is_told_by_its_sample_and_an_acknowledgement_reaches_the_pager(root: Path) -> None:
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver)) as fleet:
+        node = fleet.node()
+        node.rank(0, 1)
+        node.say(m.Noticed(rank=0, step=3, micro_step=0, violation=BAD_TOKEN))
+        until(lambda: receiver.got)  # after the time in which a stop could have been told with it
+        with DaemonClient(fleet.socket) as client:
+            assert client.alerts()[0]["name"] == "job/1"
+            assert not client.acknowledge("job/9", by="anna").accepted
+            assert client.acknowledge("job/1", by="anna").accepted
+        until(lambda: receiver.bodies(event_action="acknowledge"))
+
+
+def test_a_silence_over_the_wire_keeps_quiet(root: Path) -> None:
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver)) as fleet:
+        with DaemonClient(fleet.socket) as client:
+            assert client.silence(jobs=["job"], kinds=[], severities=[], seconds=600, by="anna", comment="move").accepted
+        dies(fleet.node())
+        dies(fleet.node("other", session="t"))
+        until(lambda: receiver.got)
+        assert [body["payload"]["group"] for body in receiver.bodies()] == ["other"]
+
+
+def test_nodes_that_are_gone_without_a_goodbye_are_told_of_and_resolved_when_they_are_back(root: Path) -> None:
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver, silent_s=0.2)) as fleet:
+        node = fleet.node()
+        node.rank(0, 1)
+        node.steps(0, 0)
+        node.close()
+        until(lambda: receiver.bodies(event_action="trigger"))
+        assert receiver.bodies()[0]["payload"]["class"] == "watchdog.job_silent"
+        assert receiver.bodies()[0]["payload"]["summary"] == "job: 1 of 1 nodes silent"
+        fleet.node()
+        until(lambda: receiver.bodies(event_action="resolve"))
+
+
+def test_a_job_that_said_goodbye_is_not_silent(root: Path) -> None:
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver, silent_s=0.1)) as fleet:
+        node = fleet.node()
+        node.rank(0, 1)
+        node.goodbye(0)
+        node.close()
+        dies(fleet.node("other", session="t"))
+        until(lambda: receiver.got)
+        assert {body["payload"]["class"] for body in receiver.bodies()} == {"rank.died"}
+
+
+def test_apprise_is_told_in_words(root: Path) -> None:
+    with HttpReceiver() as receiver:
+        url = f"json://127.0.0.1:{receiver.port}/hook"
+        with Fleet(root, alerts=pager(receiver, receivers={"pager": url})) as fleet:
+            dies(fleet.node())
+            until(lambda: receiver.got)
+        ((path, body),) = receiver.got
+        assert path == "/hook" and body["type"] == "failure" and body["title"].startswith("job: a rank died")
+        assert "mine: watchdog ack job/1" in body["message"]
+
+
+class Alertmanager:
+    """A real one, with its files in `root`."""
+
+    def __init__(self, root: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        config = root / "alertmanager.yml"
+        config.write_text("route: {receiver: none, group_by: [alertname, training_job]}\nreceivers: [{name: none}]\n")
+        arguments = [
+            f"--config.file={config}",
+            f"--storage.path={root / 'am'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--cluster.listen-address=",
+        ]
+        self.process = subprocess.Popen([program("prometheus-alertmanager") or "", *arguments], stderr=subprocess.DEVNULL)
+        until(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/-/ready").is_success
+        except httpx.HTTPError:
+            return False
+
+    def alerts(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = httpx.get(f"http://127.0.0.1:{self.port}/api/v2/alerts").json()
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def alertmanager(root: Path) -> Iterator[Alertmanager]:
+    running = Alertmanager(root)
+    yield running
+    running.close()
+
+
+@needs("prometheus-alertmanager")
+def test_a_real_alertmanager_shows_one_alert_through_changes_requeues_and_to_its_end(root: Path, alertmanager: Alertmanager) -> None:
+    config = AlertsConfig(
+        receivers={"am": f"alertmanager://127.0.0.1:{alertmanager.port}"}, routes=(Route(match=Match(), to=("am",)),), resend_s=0.5
+    )
+    with Fleet(root, alerts=config) as fleet:
+        dies(fleet.node())
+        (shown,) = until(alertmanager.alerts)
+        assert shown["labels"]["alertname"] == "TrainingRankDied" and shown["labels"]["training_job"] == "job"
+        assert shown["status"]["state"] in ("active", "unprocessed")
+        first_end = shown["endsAt"]
+        until(lambda: alertmanager.alerts()[0]["endsAt"] > first_end)  # told again before it could be forgotten
+        assert len(alertmanager.alerts()) == 1
+        again = fleet.node("job.2", session="t")
+        again.rank(0, 1)
+        again.steps(0, 0)
+        until(lambda: alertmanager.alerts() == [])
+
+
+@needs("prometheus-alertmanager")
+def test_the_last_words_of_a_launch_stay_in_alertmanager_until_its_requeue_trains(root: Path, alertmanager: Alertmanager) -> None:
+    config = AlertsConfig(
+        receivers={"am": f"alertmanager://127.0.0.1:{alertmanager.port}"}, routes=(Route(match=Match(), to=("am",)),), last_words=True
+    )
+    with Fleet(root, alerts=config) as fleet:
+        dies(fleet.node())
+    (left,) = alertmanager.alerts()
+    began, ends = (_epoch_s(left[name]) for name in ("startsAt", "endsAt"))
+    assert ends - began > 86_000
+    with Fleet(root, alerts=config) as fleet:
+        node = fleet.node("job.2", session="t")
+        node.rank(0, 1)
+        node.steps(0, 0)
+        until(lambda: alertmanager.alerts() == [])
+
+
+@needs("prometheus-alertmanager")
+def test_alertmanager_takes_the_test_alert_of_the_command_line(alertmanager: Alertmanager) -> None:
+    import sys
+
+    command = [sys.executable, "-m", "torch_watchdog.cli", "alert", "test", f"alertmanager://127.0.0.1:{alertmanager.port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "trigger: 200 OK\nresolve: 200 OK\n")
+
+
+def test_the_test_of_a_receiver_that_says_no_shows_what_it_said(root: Path) -> None:
+    import sys
+
+    with HttpReceiver() as receiver:
+        receiver.status = 400
+        command = [sys.executable, "-m", "torch_watchdog.cli", "alert", "test", f"pagerduty://KEY@127.0.0.1:{receiver.port}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "said 400 Bad Request" in done.stderr and "not today" in done.stderr and "KEY" not in done.stderr
+
+
+def _epoch_s(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

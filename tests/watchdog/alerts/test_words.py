@@ -1,0 +1,144 @@
+"""The words and forms of an alert: fit for a phone, bounded at 16,384 ranks, and what each service's API asks for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from torch_watchdog.alerts.alert import Alert, Delivery
+from torch_watchdog.alerts.alertmanager import posted
+from torch_watchdog.alerts.pagerduty import event
+from torch_watchdog.alerts.receivers import check_url, receiver_of
+from torch_watchdog.alerts.text import lines_of, ranks_in_words, title_of
+from torch_watchdog.errors import ConfigError
+from torch_watchdog.job import incident as build
+from torch_watchdog_proto import messages as m
+
+WORLD = 16_384
+NAN = {"path": "p", "committed": True, "finite": False}
+
+
+def bad_batch(**action: Any) -> dict[str, Any]:
+    violation = m.Violation(
+        kind="batch.index_out_of_range", summary="past the table", cause="c", fix="Resize the embeddings to len(tokenizer).",
+        batch=m.BatchFact(key="input_ids", element=(5, 211), value=50257, sample=m.Sample(position_in_batch=5, dataset_index=88211)),
+        bound=m.BoundFact(low=0, high=50256, op="embedding", module="transformer.wte"),
+    )  # fmt: skip
+    place = build.Place(
+        incident_id="3", job="nightly-7b", attempt=0, policy="stop", time_s=0.0, origin=build.Origin(rank=3, node="node-17"), step=120,
+        ranks_affected=[rank for rank in range(WORLD) if rank != 3],
+    )  # fmt: skip
+    found = build.from_violation(violation, place, prevented=True)
+    return found | {"action": found["action"] | action}
+
+
+STOPPED = {
+    "stopped_at_step": 120, "ranks_stopped": list(range(WORLD)), "exit_code": 65,
+    "checkpoint": {"path": "/runs/nightly-7b/checkpoints/step-120", "committed": True, "finite": True},
+}  # fmt: skip
+
+
+def test_the_first_screen_of_a_phone_says_job_what_who_and_what_was_done() -> None:
+    found = bad_batch(**STOPPED)
+    assert title_of(found) == "nightly-7b: bad batch, rank 3, step 120, sample 88211"
+    assert lines_of(found, world_size=WORLD, page="https://w/jobs/nightly-7b/incidents/3", runbook="https://w/runbooks/x") == (
+        "rank 3, step 120: input_ids[5,211] is 50257, allowed 0..50256 (embedding, transformer.wte), dataset sample 88211",
+        "on node-17, reached all 16383 others",
+        "done: 16384 ranks stopped at step 120, checkpoint verified: /runs/nightly-7b/checkpoints/step-120, exit code 65",
+        "fix: Resize the embeddings to len(tokenizer).",
+        "look: watchdog incidents nightly-7b",
+        "mine: watchdog ack nightly-7b/3",
+        "page: https://w/jobs/nightly-7b/incidents/3",
+        "help: https://w/runbooks/x",
+    )
+
+
+def test_words_stay_short_whatever_is_in_the_incident() -> None:
+    long = bad_batch(**STOPPED) | {"summary": "x" * 9000, "fix": "y\n\x1b[31m" * 3000, "job": "j" * 100}
+    assert len(title_of(long)) <= 120
+    lines = lines_of(long, world_size=WORLD, page=None, runbook=None)
+    assert max(map(len, lines)) <= 200 and not any("\x1b" in line or "\n" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([], ""), ([4], "rank 4"), ([0, 1, 2, 5], "ranks 0-2, 5"), (list(range(1, WORLD)), "all 16383 others"),
+        (list(range(0, WORLD, 2)), "ranks 0, 2, 4, 6 and 8188 more"),
+    ],
+)  # fmt: skip
+def test_ranks_are_said_shortly(ranks: list[int], words: str) -> None:
+    assert ranks_in_words(ranks, WORLD) == words
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ({"policy": "observe"}, "nothing, it was only observed"),
+        ({"policy": "none"}, "nothing could be prevented"),
+        ({"policy": "stop"}, "policy stop is under way"),
+        ({"stopped_at_step": 3, "ranks_stopped": [0, 1], "checkpoint": NAN}, "2 ranks stopped at step 3, checkpoint NOT good: p"),
+    ],
+)  # fmt: skip
+def test_what_was_done_is_never_made_better_than_it_is(action: dict[str, Any], words: str) -> None:
+    assert f"done: {words}" in lines_of(bad_batch(**action), world_size=2, page=None, runbook=None)
+
+
+def delivery(action: Any = "trigger", **more: Any) -> Delivery:
+    found = bad_batch(**STOPPED)
+    alert = Alert(
+        key="0123456789abcdef", training_job="nightly-7b", job="nightly-7b.2", attempt=0, incident="3", kind=found["kind"], severity="critical",
+        title=title_of(found), lines=lines_of(found, world_size=WORLD, page="https://w/p", runbook="https://w/r"), starts_s=1_700_000_000.0,
+        node="node-17", rank=3, page="https://w/p", runbook="https://w/r",
+    )  # fmt: skip
+    return Delivery(receiver="r", action=action, alert=alert, version=1, ends_s=1_700_000_300.0, **more)
+
+
+def test_pagerduty_gets_its_event() -> None:
+    """Fields and limits of Events API v2: summary 1024 characters, the event 512 KB, dedup_key 255."""
+    body = event(delivery(), "KEY")
+    assert (body["routing_key"], body["event_action"], body["dedup_key"]) == ("KEY", "trigger", "torch-watchdog/0123456789abcdef")
+    payload = body["payload"]
+    assert (payload["source"], payload["severity"], payload["group"]) == ("node-17", "critical", "nightly-7b")
+    assert (payload["class"], payload["component"]) == ("batch.index_out_of_range", "rank 3")
+    assert payload["timestamp"] == "2023-11-14T22:13:20.000+00:00" and len(payload["summary"]) <= 1024
+    assert body["links"] == [{"href": "https://w/p", "text": "Incident"}, {"href": "https://w/r", "text": "Runbook"}]
+    assert len(json.dumps(body)) < 8_192 and len(body["dedup_key"]) <= 255
+
+
+@pytest.mark.parametrize("action", ["resolve", "acknowledge"])
+def test_pagerduty_is_told_of_the_end_by_the_key_alone(action: str) -> None:
+    assert event(delivery(action), "KEY") == {"routing_key": "KEY", "event_action": action, "dedup_key": "torch-watchdog/0123456789abcdef"}
+
+
+def test_alertmanagers_labels_name_the_alert_for_life_and_hold_nothing_that_changes() -> None:
+    (found,) = posted(delivery())
+    assert found["labels"] == {
+        "alertname": "TrainingBatchIndexOutOfRange", "training_job": "nightly-7b", "kind": "batch.index_out_of_range", "severity": "critical",
+        "incident_key": "0123456789abcdef",
+    }  # fmt: skip
+    assert found["annotations"]["runbook_url"] == "https://w/r" and found["generatorURL"] == "https://w/p"
+    assert (found["startsAt"], found["endsAt"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:18:20.000Z")
+    assert len(json.dumps(found)) < 8_192
+
+
+@pytest.mark.parametrize("url", ["", "oncall", "pagerduty://", "alertmanager://", "slack:x", "://x"])
+def test_what_is_no_receiver_is_said_without_its_secret(url: str) -> None:
+    with pytest.raises(ValueError, match=r"must be|needs"):
+        check_url(url)
+    with pytest.raises(ConfigError):
+        receiver_of("r", url)
+
+
+def test_a_service_that_apprise_does_not_know_is_refused_and_a_known_one_taken() -> None:
+    with pytest.raises(ConfigError) as caught:
+        receiver_of("chat", "nosuchservice://secret-word/")
+    assert "secret-word" not in str(caught.value)
+    assert receiver_of("chat", "json://127.0.0.1:9/x").rules.tells_past
+
+
+@pytest.mark.parametrize("url", ["pagerduty://secret-word", "alertmanager://user:secret-word@host:1"])
+def test_a_receiver_does_not_show_its_secret(url: str) -> None:
+    assert "secret-word" not in repr(receiver_of("r", url))

@@ -1,0 +1,99 @@
+"""The task that tells: asks the desk what is due, sends it, and tells the desk what came of it.
+
+Owns the calls under way. A receiver that is slow or gone delays only itself; what it did not take is tried again, and said once on the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from torch_watchdog.alerts.alert import Delivery
+from torch_watchdog.alerts.desk import AlertDesk
+from torch_watchdog.alerts.receivers import Receiver
+from torch_watchdog.errors import AlertError
+
+__all__ = ["AlertSender"]
+
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 0.2, 30.0
+_MAX_AT_ONCE = 16
+
+
+class AlertSender:
+    """`run` until cancelled, then `finish`. `keep` is called whenever something was delivered."""
+
+    def __init__(
+        self,
+        desk: AlertDesk,
+        receivers: Sequence[Receiver],
+        *,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        keep: Callable[[], None],
+    ) -> None:
+        self._desk, self._clock, self._say, self._keep = desk, clock, say, keep
+        self._receivers = {receiver.name: receiver for receiver in receivers}
+        self._wake = asyncio.Event()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._in_trouble: set[str] = set()
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # (receiver, delivered or failed)
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            self._start_due(closing=False)
+            self._wake.clear()
+            deadline = self._desk.next_deadline(self._clock())
+            sleep_s = _LONGEST_SLEEP_S if deadline is None else deadline - self._clock()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), min(_LONGEST_SLEEP_S, max(_SHORTEST_SLEEP_S, sleep_s)))
+
+    async def finish(self, timeout_s: float, *, last_words: bool) -> None:
+        """Sends what is due, for at most so long. `last_words`: nobody will say more of these alerts, so they are told to last."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._start_due(closing=last_words) or self._calls or (last_words and self._desk.has_last_words(self._clock())):
+                    await (asyncio.wait(self._calls) if self._calls else asyncio.sleep(_SHORTEST_SLEEP_S))
+        for call in tuple(self._calls):
+            call.cancel()
+        for receiver in self._receivers.values():
+            await receiver.close()
+
+    def _start_due(self, *, closing: bool) -> bool:
+        due = self._desk.due(self._clock(), closing=closing)
+        for delivery in due:
+            call = asyncio.create_task(self._tell(delivery))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        return bool(due)
+
+    async def _tell(self, delivery: Delivery) -> None:
+        try:
+            async with self._slots:
+                await self._receivers[delivery.receiver].send(delivery)
+        except AlertError as error:
+            self._failed(delivery, error)
+        else:
+            self._delivered(delivery)
+        self._wake.set()
+
+    def _delivered(self, delivery: Delivery) -> None:
+        self.outcomes[(delivery.receiver, "delivered")] += 1
+        self._desk.delivered(delivery, self._clock())
+        self._keep()
+        if delivery.receiver in self._in_trouble:
+            self._in_trouble.discard(delivery.receiver)
+            self._say(f"alert receiver {delivery.receiver} takes alerts again")
+
+    def _failed(self, delivery: Delivery, error: AlertError) -> None:
+        self.outcomes[(delivery.receiver, "failed")] += 1
+        self._desk.failed(delivery, self._clock())
+        if delivery.receiver not in self._in_trouble:
+            self._in_trouble.add(delivery.receiver)
+            self._say(f"{error}: it is tried again, later each time")

@@ -1,0 +1,107 @@
+"""The words of an alert, made for the screen of a phone: job and what first, then where, what was done, and what to type next.
+
+Pure: an incident in, short lines out. Bounded however many ranks there are; positions and values of ids, never text of the data.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["done", "lines_of", "ranks_in_words", "title_of"]
+
+_TITLE_CHARS = 120
+_LINE_CHARS = 200
+_WHAT = {
+    "batch": "bad batch",
+    "loss.not_finite": "loss is not finite",
+    "loss.spike": "loss spike",
+    "grad.not_finite": "gradient is not finite",
+    "scaler.collapse": "loss scale collapses",
+    "memory.pressure": "memory runs short",
+    "memory.oom": "out of memory",
+    "gpu.xid": "GPU fault",
+    "gpu.ecc": "GPU memory errors",
+    "gpu.throttle": "GPU throttled",
+    "gpu.lost": "GPU lost",
+    "rank.assert": "device assert",
+    "rank.exception": "exception in a rank",
+    "rank.died": "a rank died",
+    "rank.hang": "hang",
+    "rank.straggler": "slow rank",
+    "rank.desync": "ranks out of step",
+    "loader.stalled": "data loader stalls",
+    "loader.worker_died": "data loader worker died",
+}
+
+
+def title_of(incident: Mapping[str, Any]) -> str:
+    """`nightly: bad batch, rank 3, step 120, sample 45`."""
+    origin, batch = incident["origin"], incident.get("batch") or {}
+    sample = (batch.get("sample") or {}).get("dataset_index")
+    words = [what(str(incident["kind"]))]
+    words += [f"rank {origin['rank']}"] if origin.get("rank") is not None else []
+    words += [f"step {incident['step']}"] if incident.get("step") is not None else []
+    words += [f"sample {sample}"] if sample is not None else []
+    return _cut(f"{incident['job']}: {', '.join(words)}", _TITLE_CHARS)
+
+
+def what(kind: str) -> str:
+    """A few words for the kind."""
+    return _WHAT.get(kind) or _WHAT.get(kind.partition(".")[0]) or kind
+
+
+def lines_of(incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None) -> tuple[str, ...]:
+    """What, where, what was done, what to type; the links last."""
+    name = shlex.quote(f"{incident['job']}/{incident['id']}")
+    reached = ranks_in_words(incident.get("ranks_affected") or (), world_size)
+    found = [
+        str(incident["summary"]),
+        f"on {incident['origin'].get('node')}" + (f", reached {reached}" if reached else "") if incident["origin"].get("node") else "",
+        f"done: {done(incident)}",
+        f"fix: {incident['fix']}",
+        f"look: watchdog incidents {shlex.quote(str(incident['job']))}",
+        f"mine: watchdog ack {name}",
+    ]
+    links = [f"page: {page}" if page else "", f"help: {runbook}" if runbook else ""]
+    return tuple(_cut(line, _LINE_CHARS) for line in (*found, *links) if line)
+
+
+def done(incident: Mapping[str, Any]) -> str:
+    """What the watchdog did about it."""
+    action = incident["action"]
+    checkpoint = action.get("checkpoint") or {}
+    if action.get("policy") in ("observe", "none") and not checkpoint and action.get("exit_code") is None:
+        return "nothing, it was only observed" if action.get("policy") == "observe" else "nothing could be prevented"
+    words = []
+    if action.get("stopped_at_step") is not None:
+        words.append(f"{len(action.get('ranks_stopped') or ())} ranks stopped at step {action['stopped_at_step']}")
+    elif action.get("policy") == "skip" and incident["status"] == "resolved":
+        words.append("the step was left out, the training goes on")
+    if checkpoint:
+        good = checkpoint.get("committed") and checkpoint.get("finite", True)
+        words.append(f"checkpoint {'verified' if good else 'NOT good'}: {checkpoint.get('path')}")
+    if action.get("exit_code") is not None:
+        words.append(f"exit code {action['exit_code']}")
+    return ", ".join(words) or f"policy {action.get('policy')} is under way"
+
+
+def ranks_in_words(ranks: Sequence[int], world_size: int) -> str:
+    """`ranks 0-2, 4`, and a number where there are many of them: as short for 16,384 ranks as for two."""
+    if len(ranks) > 1 and len(ranks) >= world_size - 1:
+        return f"all {len(ranks)} others"
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans[:4])
+    more = sum(last - first + 1 for first, last in spans[4:])
+    return "" if not ranks else f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" and {more} more" if more else "")
+
+
+def _cut(text: str, limit: int) -> str:
+    plain = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return plain if len(plain) <= limit else f"{plain[: limit - 3]}..."

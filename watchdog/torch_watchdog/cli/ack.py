@@ -1,0 +1,28 @@
+"""`watchdog ack INCIDENT`: this one is mine. It is not told to anybody else, and not again."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from torch_watchdog.cli.alert import caller, daemon_of
+from torch_watchdog.cli.options import look_options, settings
+from torch_watchdog.daemon.client import client_of
+from torch_watchdog.errors import OrderRefusedError
+
+__all__ = ["command"]
+
+
+@click.command("ack", short_help="Say that an incident is yours.")
+@click.argument("incident", metavar="JOB/ID")
+@look_options
+@click.pass_context
+def command(context: click.Context, /, incident: str, **_: object) -> None:
+    """Acknowledge the alert of an incident, as its message names it: JOB/ID. Whoever would be told next is not."""
+    job = incident.partition("/")[0]
+    with client_of(daemon_of(settings(context), job), os.environ) as client:
+        answer = client.acknowledge(incident, by=caller())
+    if not answer.accepted:
+        raise OrderRefusedError(job, answer.text)
+    click.echo(answer.text)

@@ -1,0 +1,128 @@
+"""`watchdog alert`: try a receiver, see what is open, keep some of it quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import re
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import click
+
+from torch_watchdog.alerts.alert import Action, Alert, Delivery
+from torch_watchdog.alerts.receivers import Receiver, receiver_of
+from torch_watchdog.cli.options import json_option, look_options, settings
+from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.cli.source import DiskJob, find_job, live_daemon
+from torch_watchdog.config import LaunchConfig
+from torch_watchdog.daemon.client import client_of
+
+__all__ = ["caller", "command", "daemon_of"]
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@click.group("alert", short_help="Try a receiver of alerts; see and silence what is open.")
+def command() -> None:
+    """Alerts: try a receiver, see what is open, keep some of it quiet."""
+
+
+@command.command("test", short_help="Send a page and its resolve.")
+@click.argument("url")
+def test(url: str) -> None:
+    """Send a page and its resolve to URL, and show what was answered."""
+    asyncio.run(_test(receiver_of(url.partition("://")[0], url)))
+
+
+async def _test(receiver: Receiver) -> None:
+    now = time.time()
+    alert = Alert(
+        key=f"test-{socket.gethostname()}", training_job="alert-test", job="alert-test", attempt=0, incident="1", kind="rank.hang", severity="warning",
+        title="alert-test: this is only a test of `watchdog alert test`",
+        lines=("nothing is wrong", f"sent by {caller()}", "done: nothing", "a RESOLVED message follows"), starts_s=now, node=socket.gethostname(),
+    )  # fmt: skip
+    steps: Sequence[tuple[Action, Delivery]] = [
+        ("trigger", Delivery(receiver=receiver.name, action="trigger", alert=alert, version=1, ends_s=now + 300.0)),
+        (
+            "resolve",
+            Delivery(
+                receiver=receiver.name, action="resolve", alert=replace(alert, resolved=True), version=2, ends_s=time.time(), again=True
+            ),
+        ),
+    ]
+    try:
+        for action, delivery in steps:
+            click.echo(f"{action}: {await receiver.send(delivery)}")
+    finally:
+        await receiver.close()
+
+
+@command.command("list", short_help="The alerts that are open.")
+@look_options
+@json_option
+@click.pass_context
+def list_open(context: click.Context, /, as_json: bool, **_: object) -> None:
+    """List the alerts that the daemon has open (--daemon; else the newest launch's own)."""
+    with client_of(daemon_of(settings(context), None), os.environ) as client:
+        found = client.alerts()
+    if as_json:
+        print_json({"alerts": list(found)})
+        return
+    rows = [
+        (one["name"], one["severity"], one["kind"], _since(one["starts_s"]), one["acknowledged_by"] or "", one["title"]) for one in found
+    ]
+    print_table(("incident", "severity", "kind", "since", "whose", "what"), rows, empty="no alert is open")
+
+
+@command.command("silence", short_help="Keep alerts quiet for a time.")
+@click.option("--job", "jobs", multiple=True, metavar="PATTERN", help="Jobs, as `prod-*` (default: all).")
+@click.option("--kind", "kinds", multiple=True, metavar="PATTERN", help="Kinds, as `rank.*` (default: all).")
+@click.option("--severity", "severities", multiple=True, type=click.Choice(["warning", "critical"]), help="Default: both.")
+@click.option("--for", "duration", required=True, metavar="2h", help="How long: a number and s, m, h or d.")
+@click.option("--comment", default="", metavar="TEXT", help="Why.")
+@look_options
+@click.pass_context
+def silence(
+    context: click.Context,
+    /,
+    jobs: Sequence[str],
+    kinds: Sequence[str],
+    severities: Sequence[str],
+    duration: str,
+    comment: str,
+    **_: object,
+) -> None:
+    """Tell nobody of what fits, for a time. What is still open then is told."""
+    seconds = _duration_s(duration)
+    with client_of(daemon_of(settings(context), None), os.environ) as client:
+        answer = client.silence(jobs=jobs, kinds=kinds, severities=severities, seconds=seconds, by=caller(), comment=comment)
+    click.echo(answer.text)
+
+
+def caller() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def daemon_of(config: LaunchConfig, job: str | None) -> str:
+    """The daemon that was named, else the job's own."""
+    if config.daemon != "auto":
+        return config.daemon
+    look = find_job(job, directory=config.directory, daemon="auto")
+    assert isinstance(look, DiskJob)  # noqa: S101 - no daemon was named
+    return live_daemon(look)
+
+
+def _duration_s(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
+    if found is None:
+        raise click.BadParameter("a number and s, m, h or d, as 90m or 2h", param_hint="--for")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def _since(epoch_s: float) -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

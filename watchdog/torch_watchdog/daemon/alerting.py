@@ -1,0 +1,159 @@
+"""Between the daemon's jobs and the desk that alerts: jobs' incidents in, links and names added, open alerts kept beside each job's files.
+
+Owns which facts of a job an alert gets, `alerts.json` of each run directory, and the alert for a job whose nodes have gone silent. Runs on the
+daemon's loop; files are written by the store's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch_watchdog.alerts.alert import Alert, lineage_of
+from torch_watchdog.alerts.desk import AlertDesk, JobFacts
+from torch_watchdog.alerts.receivers import receiver_of
+from torch_watchdog.alerts.routes import Match, Silence
+from torch_watchdog.alerts.sender import AlertSender
+from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog.daemon.live_job import LiveJob
+from torch_watchdog.store.alerts import all_saved_alerts
+from torch_watchdog.store.background import BackgroundWriter
+from torch_watchdog.store.run_directory import RunDirectory, write_json
+
+__all__ = ["Alerting"]
+
+_LAST_WORDS_S = 5.0
+_MAX_NAMED_NODES = 5
+
+
+class Alerting:
+    """What a LiveJob tells it: `incident`, `reported`, `opened`; what the clock does: `tick`."""
+
+    def __init__(
+        self, config: AlertsConfig, runs_dir: Path, *, writer: BackgroundWriter, clock: Callable[[], float], say: Callable[[str], None]
+    ) -> None:
+        """Raises ConfigError for a receiver that is none."""
+        receivers = [receiver_of(name, url, resend_s=config.resend_s) for name, url in config.receivers.items()]
+        self._config, self._runs_dir, self._writer, self._clock = config, runs_dir, writer, clock
+        self.page_url: str | None = config.public_url
+        self.desk = AlertDesk(config.routes, {receiver.name: receiver.rules for receiver in receivers})
+        self.sender = AlertSender(self.desk, receivers, clock=clock, say=say, keep=self._keep_changed)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Sends while the body runs; its last words are sent within a bounded time."""
+        self.desk.restore(await asyncio.to_thread(all_saved_alerts, self._runs_dir) if self._config.restores_all else ())
+        task = asyncio.create_task(self.sender.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+            await self.sender.finish(_LAST_WORDS_S, last_words=self._config.last_words)
+            self._keep_changed()
+
+    # What happens to jobs
+
+    def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None:
+        """A job begins, or is found again with what an earlier daemon left of it; it may have died between an incident and its alert."""
+        self.desk.restore(saved)
+        for incident in live.job.incidents:
+            if incident["status"] == "firing":
+                self.desk.incident(incident, self._facts(live), self._clock())
+        self._changed()
+
+    def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None:
+        self.desk.incident(incident, self._facts(live), self._clock())
+        self._changed()
+
+    def reported(self, live: LiveJob, *, trains: bool) -> None:
+        """A node has reported; `trains`: steps, so that what the training died of before is over."""
+        if trains and any(alert.training_job == self._training_job(live) for alert in self.desk.open_alerts):
+            self.desk.trains(self._facts(live), self._clock())
+            self._changed()
+
+    def tick(self, jobs: Sequence[LiveJob]) -> None:
+        """Jobs whose nodes are gone without a goodbye."""
+        now = self._clock()
+        for live in jobs:
+            silent = live.silent_nodes(now, self._config.silent_s) if live.job.state != "ended" else ()
+            key = _silence_key(self._training_job(live))
+            is_told = any(alert.key == key for alert in self.desk.open_alerts)
+            if silent and not is_told:
+                self.desk.raised(self._silent_job(live, silent, key, now), now)
+                self._changed()
+            elif is_told and not silent:
+                self.desk.settled(key, now)
+                self._changed()
+
+    # What people say
+
+    def acknowledge(self, name: str, by: str) -> bool:
+        taken = self.desk.acknowledge(name, by, self._clock()) is not None
+        self._changed()
+        return taken
+
+    def silence(self, match: Match, seconds: float, by: str, comment: str) -> Silence:
+        silence = Silence(match=match, until_s=self._clock() + seconds, by=by, comment=comment)
+        self.desk.silence(silence, self._clock())
+        self._changed()
+        return silence
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [asdict(alert) | {"name": alert.name} for alert in self.desk.open_alerts]
+
+    # Inside
+
+    def _training_job(self, live: LiveJob) -> str:
+        return lineage_of(live.job.name, lambda name: (self._runs_dir / name).is_dir())
+
+    def _facts(self, live: LiveJob) -> JobFacts:
+        status = live.job.status()
+        return JobFacts(
+            job=status.job, training_job=self._training_job(live), attempt=status.attempt, world_size=status.world_size,
+            ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook,
+        )  # fmt: skip
+
+    def _page(self, job: str, incident: str) -> str | None:
+        return f"{self.page_url.rstrip('/')}/jobs/{job}/incidents/{incident}" if self.page_url else None
+
+    def _runbook(self, kind: str) -> str | None:
+        if self._config.runbook_url:
+            return self._config.runbook_url.replace("{kind}", kind)
+        return f"{self.page_url.rstrip('/')}/runbooks/{kind}" if self.page_url else None
+
+    def _silent_job(self, live: LiveJob, silent: Sequence[str], key: str, now: float) -> Alert:
+        named = ", ".join(silent[:_MAX_NAMED_NODES]) + (
+            f" and {len(silent) - _MAX_NAMED_NODES} more" if len(silent) > _MAX_NAMED_NODES else ""
+        )
+        kind, page = "watchdog.job_silent", self._page(live.job.name, "").removesuffix("/incidents/") if self.page_url else None  # type: ignore[union-attr]
+        lines = (
+            f"no word from {named} for {self._config.silent_s:.0f} s, and no goodbye",
+            "done: nothing: ranks train on without the daemon, if they are there",
+            f"look: watchdog status {live.job.name}, then the scheduler: is the job there, are the nodes?",
+        )
+        runbook = self._runbook(kind)
+        return Alert(
+            key=key, training_job=self._training_job(live), job=live.job.name, attempt=live.job.status().attempt, incident="silent", kind=kind,
+            severity="critical", title=f"{live.job.name}: {len(silent)} of {len(live.job.status().nodes)} nodes silent",
+            lines=(*lines, *((f"page: {page}",) if page else ()), *((f"help: {runbook}",) if runbook else ())), starts_s=now, page=page, runbook=runbook,
+        )  # fmt: skip
+
+    def _changed(self) -> None:
+        self._keep_changed()
+        self.sender.wake()
+
+    def _keep_changed(self) -> None:
+        for job in self.desk.changed_jobs():
+            saved = {"schema_version": 1, "alerts": self.desk.saved(job)}
+            path = RunDirectory(self._runs_dir / job).alerts_file
+            self._writer.submit(lambda path=path, saved=saved: write_json(path, saved))  # type: ignore[misc]
+
+
+def _silence_key(training_job: str) -> str:
+    return hashlib.sha256(f"{training_job}\0watchdog.job_silent".encode()).hexdigest()[:16]

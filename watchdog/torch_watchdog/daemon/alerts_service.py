@@ -1,0 +1,60 @@
+"""The gRPC service of the person on call: which alerts are open, this one is mine, keep quiet about those.
+
+Owns no state. Where the daemon alerts nobody, it says so.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from torch_watchdog.alerts.desk import silence_to_json
+from torch_watchdog.alerts.routes import Match
+from torch_watchdog.daemon.services import Calls, checked
+from torch_watchdog_proto import codec
+from torch_watchdog_proto.envelopes import OrderAnswer
+from torch_watchdog_proto.v1 import alerts_pb2, alerts_pb2_grpc
+
+if TYPE_CHECKING:
+    from torch_watchdog.daemon.alerting import Alerting
+
+__all__ = ["AlertsService"]
+
+_LONGEST_SILENCE_S = 30 * 86_400.0
+
+
+class AlertsService(alerts_pb2_grpc.AlertsServicer):  # type: ignore[misc]
+    """One method a question."""
+
+    def __init__(self, alerting: Alerting | None, calls: Calls) -> None:
+        self._alerting, self.calls = alerting, calls
+
+    @checked
+    async def ListAlerts(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's names
+        alerting = await self._there(context)
+        silences = [json.dumps(silence_to_json(silence)) for silence in alerting.desk.silences]
+        return alerts_pb2.ListAlertsAnswer(alerts_json=[json.dumps(alert) for alert in alerting.listed()], silences_json=silences)
+
+    @checked
+    async def Acknowledge(self, request: Any, context: Any) -> Any:  # noqa: N802
+        alerting = await self._there(context)
+        taken = alerting.acknowledge(request.incident, request.by[:200])
+        text = f"{request.incident} is yours" if taken else f"no open alert is called {request.incident[:120]!r}: see `watchdog alert list`"
+        return codec.plain_message(OrderAnswer(accepted=taken, text=text))
+
+    @checked
+    async def Silence(self, request: Any, context: Any) -> Any:  # noqa: N802
+        alerting = await self._there(context)
+        if not 0 < request.seconds <= _LONGEST_SILENCE_S:
+            raise codec.MalformedMessageError(f"a silence lasts more than 0 and at most {_LONGEST_SILENCE_S:.0f} s")
+        match = Match(jobs=tuple(request.jobs), kinds=tuple(request.kinds), severities=tuple(request.severities))
+        alerting.silence(match, request.seconds, request.by[:200], request.comment[:500])
+        return codec.plain_message(OrderAnswer(accepted=True, text=f"nothing of that is told for {request.seconds:.0f} s"))
+
+    async def _there(self, context: Any) -> Alerting:
+        if self._alerting is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this daemon alerts nobody: start it with --alert URL")
+        assert self._alerting is not None  # noqa: S101 - abort has raised
+        return self._alerting

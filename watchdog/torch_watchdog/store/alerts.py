@@ -1,0 +1,39 @@
+"""Reading what earlier daemons left of open alerts in run directories.
+
+Owns where they lie. What cannot be read is left out: the worst that follows is an alert that is told again, under the same key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch_watchdog.alerts.alert import lineage_of
+from torch_watchdog.store.run_directory import RunDirectory
+
+__all__ = ["all_saved_alerts", "saved_alerts"]
+
+_MAX_FILE_BYTES = 4 << 20
+
+
+def saved_alerts(runs_dir: Path, job: str) -> list[Mapping[str, Any]]:
+    """What earlier daemons left of this job and of the runs that it is a requeue of. Reads files."""
+    base = lineage_of(job, lambda name: (runs_dir / name).is_dir())
+    names = {job, base, *(path.name for path in runs_dir.glob(f"{base}.*") if path.is_dir())} if base != job else {job}
+    return [entry for name in sorted(names) for entry in _read(RunDirectory(runs_dir / name).alerts_file)]
+
+
+def all_saved_alerts(runs_dir: Path) -> list[Mapping[str, Any]]:
+    return [entry for path in sorted(runs_dir.glob("*/alerts.json")) for entry in _read(path)]
+
+
+def _read(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8") if path.stat().st_size <= _MAX_FILE_BYTES else ""
+        found = json.loads(text or "null")
+    except (OSError, ValueError, RecursionError):
+        return []
+    alerts = found.get("alerts") if isinstance(found, dict) else None
+    return [entry for entry in alerts if isinstance(entry, dict)] if isinstance(alerts, list) else []
