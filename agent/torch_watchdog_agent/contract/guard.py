@@ -277,7 +277,9 @@ class Guard:
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         shaped = stand_ins(leaves, elsewhere) if elsewhere else leaves
-        plan = plan_for([*declared_rules(shaped), *self._contract.usable(structure_of(signature))], shaped, shapes_of(shaped))
+        plan = plan_for(
+            [*declared_rules(shaped), *self._contract.usable(structure_of(signature))], shaped, shapes_of(shaped), unread=elsewhere
+        )
         checks = DeviceChecks()
         if elsewhere:
             checks = taken_from(plan, leaves, shaped, elsewhere, frozenset(self._contract.flowed - self._contract.handled))

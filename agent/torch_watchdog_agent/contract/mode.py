@@ -65,6 +65,7 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         self._operators = 0
         self.call: Call | None = None
         self._call_seen = False
+        self._zeros_call: tuple[str, int] | None = None  # the program's call that made zeros last
         self._examine = examine
         self._stance: Any = None
 
@@ -143,12 +144,14 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         self._examine(site, tensors, table)
 
     def _op_name(self, name: str, func: Any, args: tuple[Any, ...], place: Place) -> str:
-        """The name that a user knows. one_hot has no frame of its own: it looks at the smallest class, then scatters ones."""
-        if func is torch.ops.aten.scatter_.value and args[3] == 1 and self.tape.reads and self.tape.reads[-1].call == place.call:
+        """The name that a user knows. one_hot has no frame of its own: in one call of the program it makes zeros and scatters ones."""
+        if func is torch.ops.aten.scatter_.value and args[3] == 1 and self._zeros_call == place.call:
             return "one_hot"
         return place.op or _trimmed(name)
 
     def _after(self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        if schema.name in ("zeros", "new_zeros"):
+            self._zeros_call = place_of_call(self.tape.names).call
         read = place_of_call(self.tape.names).call if schema.name == "_local_scalar_dense" else None
         self.tape.record(func, schema, args, kwargs, out, read)
         for use, name in self.watchers.seen(schema.name, args, out):

@@ -37,6 +37,7 @@ _ONLY = "on a device only in traced steps: "
 NOT_ALONE = _ONLY + "its alarm needs the operator's word"
 NOT_CHEAP = _ONLY + "computing it from the batch would cost too much there, or wait for the device"
 NO_FILL = _ONLY + "nothing is known that could stand in for the batch"
+ON_DATA = _ONLY + "its sizes depend on what the batch holds"
 NOT_A_RANGE = _ONLY + "it is no range of values"
 
 
@@ -58,6 +59,8 @@ def taken_from(plan: Plan, own: Leaves, shaped: Leaves, elsewhere: frozenset[str
     for check in plan.proved:
         if _reads(check, elsewhere & placing.partial) and not follows(check.rule, check.program, check.allowed, sets):
             placing.derived(check)
+    placing.checks.uncovered += [(rule, ON_DATA) for rule in plan.broken if not elsewhere.isdisjoint(rule.recipe.leaves.values())]
+    plan.broken = [rule for rule in plan.broken if elsewhere.isdisjoint(rule.recipe.leaves.values())]
     plan.derived = [check for check in plan.derived if not _reads(check, elsewhere)]
     plan.proved = [check for check in plan.proved if not _reads(check, elsewhere)]
     looked_at = {one.key for one in placing.checks.looks}

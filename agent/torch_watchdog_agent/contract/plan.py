@@ -88,8 +88,8 @@ def _judged(check: Check, leaves: Mapping[str, torch.Tensor]) -> Finding | None:
     return None if mask is None else Finding(rule=check.rule, allowed=check.allowed, values=values, mask=mask)
 
 
-def plan_for(rules: Sequence[Rule], leaves: Mapping[str, torch.Tensor], shapes: Shapes) -> Plan:
-    """The checks for this batch's signature. Costs milliseconds: once per signature."""
+def plan_for(rules: Sequence[Rule], leaves: Mapping[str, torch.Tensor], shapes: Shapes, *, unread: frozenset[str] = frozenset()) -> Plan:
+    """The checks for this batch's signature. Costs milliseconds: once per signature. Of tensors that are `unread` only the shape counts."""
     plan = Plan()
     readable = {key: tensor for key, tensor in leaves.items() if tensor.device.type == "cpu"}
     pending: list[Check] = []
@@ -97,7 +97,7 @@ def plan_for(rules: Sequence[Rule], leaves: Mapping[str, torch.Tensor], shapes: 
         if any(key not in readable for key in rule.recipe.leaves.values()):
             continue
         try:
-            pending += _enter(plan, rule, readable, shapes)
+            pending += _enter(plan, rule, readable, shapes, unread)
         except AmbiguousSizeError:
             plan.unsettled.append(rule)
         except (RuntimeError, IndexError, ValueError, TypeError):
@@ -106,7 +106,7 @@ def plan_for(rules: Sequence[Rule], leaves: Mapping[str, torch.Tensor], shapes: 
     return plan
 
 
-def _enter(plan: Plan, rule: Rule, leaves: Mapping[str, torch.Tensor], shapes: Shapes) -> Iterator[Check]:
+def _enter(plan: Plan, rule: Rule, leaves: Mapping[str, torch.Tensor], shapes: Shapes, unread: frozenset[str]) -> Iterator[Check]:
     allowed = rule.allowed(shapes)
     if rule.kind in ("spread", "reach"):
         if offending(rule.kind, (), allowed, rule.options) is not None:
@@ -115,7 +115,7 @@ def _enter(plan: Plan, rule: Rule, leaves: Mapping[str, torch.Tensor], shapes: S
     recipe = rule.recipe
     if not recipe.leaves and not recipe.steps:
         return
-    program = Program(recipe, instantiated(recipe, leaves, shapes))
+    program = Program(recipe, instantiated(recipe, leaves, shapes, by_shape=not unread.isdisjoint(recipe.leaves.values())))
     check = Check(rule=rule, allowed=allowed, program=program)
     if not recipe.leaves:
         one = _judged(check, leaves)

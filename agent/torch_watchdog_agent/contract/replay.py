@@ -76,11 +76,16 @@ def bound(argument: Any, values: Mapping[int, Any]) -> Any:
     return [bound(item, values) for item in argument] if isinstance(argument, list) else argument
 
 
-def instantiated(recipe: Recipe, leaves: Tensors, shapes: Shapes) -> list[Concrete]:
-    """The steps with their sizes filled in for a batch of these shapes. Runs on meta tensors where the recipe allows, else on the batch."""
+def instantiated(recipe: Recipe, leaves: Tensors, shapes: Shapes, *, by_shape: bool = False) -> list[Concrete]:
+    """The steps with their sizes filled in for a batch of these shapes. Runs on meta tensors where the recipe allows, else on the batch.
+
+    With `by_shape` never on the batch: raises where sizes depend on what it holds.
+    """
     try:
         return _instantiated(recipe, {key: leaves[key].to("meta") for key in recipe.leaves.values()}, shapes, "meta")
     except (NotImplementedError, RuntimeError, TypeError):
+        if by_shape:
+            raise
         return _instantiated(recipe, leaves, shapes, "cpu")
 
 

@@ -45,7 +45,7 @@ class Gpus:
 
     def _sample(self, index: int, handle: Any) -> GpuSample | None:
         ask = self._library
-        memory = _answer(lambda: ask.nvmlDeviceGetMemoryInfo(handle))
+        memory = self._memory(handle)
         if memory is None:
             return None  # a card that does not even know its memory has fallen off the bus
         power_mw = _answer(lambda: ask.nvmlDeviceGetPowerUsage(handle))
@@ -57,6 +57,12 @@ class Gpus:
             temperature_c=_answer(lambda: ask.nvmlDeviceGetTemperature(handle, ask.NVML_TEMPERATURE_GPU)),
             power_w=None if power_mw is None else power_mw / 1000,
         )  # fmt: skip
+
+    def _memory(self, handle: Any) -> Any:
+        """As nvidia-smi has it: the older form of the answer counts what the driver keeps for itself (half a GiB of an H100) as used."""
+        ask = self._library
+        newer = _answer(lambda: ask.nvmlDeviceGetMemoryInfo(handle, version=ask.nvmlMemory_v2))
+        return newer if newer is not None else _answer(lambda: ask.nvmlDeviceGetMemoryInfo(handle))
 
 
 def _answer(question: Callable[[], Any]) -> Any:

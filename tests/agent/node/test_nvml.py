@@ -14,6 +14,7 @@ class Library:
     """Stands in for pynvml; a question in `silent` is one that the card does not answer."""
 
     NVML_TEMPERATURE_GPU = 0
+    nvmlMemory_v2 = 2  # noqa: N815  NVML's own name
 
     def __init__(self, *silent: str, name: Any = "NVIDIA H100") -> None:
         self._silent = silent
@@ -27,10 +28,10 @@ class Library:
         }
 
     def __getattr__(self, question: str) -> Any:
-        def answer(*_: Any) -> Any:
-            if question in self._silent:
+        def answer(*_: Any, version: int | None = None) -> Any:
+            if question in self._silent or (version is not None and "newer forms" in self._silent):
                 raise RuntimeError("NVML_ERROR_NOT_SUPPORTED")
-            return self._answers[question]
+            return SimpleNamespace(used=4, reserved=1, total=80) if version == self.nvmlMemory_v2 else self._answers[question]
 
         return answer
 
@@ -51,6 +52,11 @@ def test_what_a_card_does_not_say_is_none() -> None:
 
 def test_a_card_that_is_gone_gives_no_sample() -> None:
     assert Gpus(Library("nvmlDeviceGetMemoryInfo"), ("card",)).samples() == ()
+
+
+def test_memory_that_the_driver_keeps_for_itself_is_not_used_and_an_old_library_is_asked_the_old_way() -> None:
+    ((new,), (old,)) = (Gpus(Library(*silent), ("card",)).samples() for silent in ((), ("newer forms",)))
+    assert (new.memory_used_bytes, old.memory_used_bytes) == (4, 5)
 
 
 def test_names_in_bytes_are_read_too() -> None:
