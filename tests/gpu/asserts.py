@@ -23,7 +23,7 @@ from bad_value import KINDS
 from launching import Ended, environment
 from machine import machine
 
-SCRIPT = Path(__file__).parent / "scripts" / "bad_value.py"
+SCRIPT = Path(__file__).resolve().parent / "scripts" / "bad_value.py"
 WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
 RUNS: dict[str, tuple[list[str], list[str]]] = {
     "cpu, later step": (WATCHDOG, ["--device", "cpu"]),
@@ -61,7 +61,9 @@ def run(folder: Path, kind: str, name: str) -> dict[str, Any]:
 def _said(incident: dict[str, Any]) -> dict[str, Any]:
     """All facts but the device, which is another one on purpose."""
     where = {name: value for name, value in (incident.get("batch") or {}).items() if name != "device"}
-    return {**{name: incident[name] for name in FACTS}, "batch": where, "bound": incident["bound"]}
+    said = {**{name: incident[name] for name in FACTS}, "batch": where, "bound": incident["bound"]}
+    found: dict[str, Any] = json.loads(json.dumps(said).replace(f"{SCRIPT.parent}/", ""))
+    return found
 
 
 def judged(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
