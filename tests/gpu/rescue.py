@@ -7,12 +7,14 @@ reason; was the culprit named; how long from the fault to the last rank's freedo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,7 +32,7 @@ from launching import Ended, environment, torchrun
 SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
 WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-FAULTS = ("embedding", "label", "gather", "bce", "raise", "kill", "exit3", "segv", "stop", "loop")
+FAULTS = ("raise", "kill", "exit3", "segv", "stop", "loop", "embedding", "label", "gather", "bce")
 KINDS = {
     "raise": "rank.exception",
     "exit3": "rank.exception",
@@ -42,7 +44,7 @@ KINDS = {
 CODES = {"stop": 75, "loop": 75}
 TOO_LONG_S = 150
 TOLD = ("fault", "model", "optimizer", "sync", "outcome", "updates", "culprit", "kind", "exit_code", "seconds_to_free", "seconds")
-AT_ONCE = int(os.environ.get("AT_ONCE", "6"))
+AT_ONCE = int(os.environ.get("AT_ONCE", "3"))
 ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": os.environ.get("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1"),
@@ -52,18 +54,28 @@ ENVIRONMENT = {
 def launched(folder: Path, wrapper: list[str], *arguments: object) -> Ended:
     folder.mkdir(parents=True)
     command = torchrun(str(SCRIPT), *map(str, arguments))
-    try:
-        done = subprocess.run(
-            [*wrapper, *TORCHRUN, *command[1:]],
-            cwd=folder,
-            env=environment(**ENVIRONMENT),
-            capture_output=True,
-            text=True,
-            timeout=TOO_LONG_S,
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        process = subprocess.Popen(
+            [*wrapper, *TORCHRUN, *command[1:]], cwd=folder, env=environment(**ENVIRONMENT), stdout=out, stderr=err, start_new_session=True
         )
-    except subprocess.TimeoutExpired as error:
-        return Ended(-99, (error.stdout or b"").decode("utf-8", "replace"), (error.stderr or b"").decode("utf-8", "replace"), folder)
-    return Ended(done.returncode, done.stdout, done.stderr, folder)
+        try:
+            code = process.wait(TOO_LONG_S)
+        except subprocess.TimeoutExpired:
+            code = -99
+            end_all_of(process)
+    return Ended(code, (folder / "out").read_text(errors="replace"), (folder / "err").read_text(errors="replace"), folder)
+
+
+def end_all_of(process: subprocess.Popen[bytes]) -> None:
+    """The trial's processes, ranks in sessions of their own too: the next trials need the cards."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout.split()
+    parents = dict(zip(map(int, listed[::2]), map(int, listed[1::2]), strict=True))
+    mine = {process.pid}
+    while more := {pid for pid, parent in parents.items() if parent in mine and pid not in mine}:
+        mine |= more
+    for pid in mine:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def reference(folder: Path, model: str, optimizer: str) -> dict[int, str]:
@@ -102,7 +114,8 @@ def row(folder: Path, fault: str, model: str, optimizer: str, sync: bool, known:
     try:
         incident = run.incidents[0]
     except (IndexError, ValueError):
-        return seen | {"outcome": "no incident", "tail": run.err[-1500:]}
+        errors = [line for line in run.err.splitlines() if "Error" in line or "[torch-watchdog]" in line]
+        return seen | {"outcome": "no incident", "tail": "\n".join(errors)[:3000]}
     action = incident["action"]
     point = action["checkpoint"]
     seen |= {

@@ -8,9 +8,16 @@ from __future__ import annotations
 import functools
 from importlib import resources
 
+from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.xid import XidCode, read_codes
 
-__all__ = ["xid_codes"]
+__all__ = ["known_assertions", "xid_codes"]
+
+
+@functools.cache
+def known_assertions() -> Catalogue:
+    """The catalogue of device-side assertions."""
+    return Catalogue.from_text(_table("kernel_asserts.tsv"))
 
 
 @functools.cache

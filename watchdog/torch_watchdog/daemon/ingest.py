@@ -17,7 +17,7 @@ from torch_watchdog.daemon.live_job import JobListener, LiveJob
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
-from torch_watchdog.knowledge import xid_codes
+from torch_watchdog.knowledge import known_assertions, xid_codes
 from torch_watchdog.store.alerts import saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
@@ -134,7 +134,15 @@ class Ingest:
         With the newest reports, the incidents that it died before it could write, and the alerts that were open.
         """
         now, last_seq, written = self._clock(), dict[str, int](), read_incidents(run_dir)
-        job = Job(hello, started_s=now, grace_s=self._config.grace_s, incidents=written, events=read_events(run_dir), codes=xid_codes())
+        job = Job(
+            hello,
+            started_s=now,
+            grace_s=self._config.grace_s,
+            incidents=written,
+            events=read_events(run_dir),
+            codes=xid_codes(),
+            assertions=known_assertions(),
+        )
         for node, session, report in read_reports(run_dir):
             if session != hello.session:
                 raise JobNameTakenError(hello.job, run_dir)
