@@ -101,7 +101,7 @@ def train() -> None:
         (batch,) = next(batches)
         fetched = time.perf_counter()
         times["bad" if step in bad else "clean"].append(fetched - begun)
-        model(batch).sum().backward()
+        model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         times["steps"].append(time.perf_counter() - fetched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launching import Ended, ended, environment
+
+_made = itertools.count()
 
 
 def can_make_machines() -> bool:
@@ -51,7 +54,7 @@ class Machine:
 @contextlib.contextmanager
 def machines(folder: Path, count: int) -> Iterator[list[Machine]]:
     """`node0`, `node1`, ... on one network."""
-    tag = f"{os.getpid() % 100000}"
+    tag = f"{os.getpid() % 10_000}{next(_made)}"  # new each time: the kernel takes a namespace apart a while after it is gone
     bridge, hosts = f"twb{tag}", folder / "hosts"
     hosts.write_text("127.0.0.1 localhost\n" + "".join(f"10.77.0.{number + 1} node{number}\n" for number in range(count)))
     with contextlib.ExitStack() as stack:
@@ -62,7 +65,7 @@ def machines(folder: Path, count: int) -> Iterator[list[Machine]]:
 
 
 def _machine(stack: contextlib.ExitStack, number: int, tag: str, bridge: str, hosts: Path) -> Machine:
-    namespace, link = f"twn{tag}-{number}", f"twl{tag}{number}"
+    namespace, link = f"twn{tag}-{number}", f"twl{tag}-{number}"
     _ip("netns", "add", namespace)
     stack.callback(_ip, "netns", "del", namespace)
     _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)

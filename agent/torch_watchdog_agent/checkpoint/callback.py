@@ -19,6 +19,10 @@ def on_checkpoint(write_checkpoint: Given) -> Given:
     """Have `write_checkpoint(folder)` write the checkpoint. It runs on every rank at the boundary; also usable as a decorator.
 
     The folder is new and empty, and gets its final name once every rank has returned. None: the framework's or our own way again.
+
+        @torch_watchdog_agent.on_checkpoint
+        def save(folder):
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"rank-{rank}.pt")
     """
     global _writer
     _writer = write_checkpoint

@@ -39,12 +39,27 @@ class Watched(Generic[Batch]):
 
 
 def watch(batches: Iterable[Batch]) -> Watched[Batch]:
-    """Iterate the result in place of `batches`: a generator, a list, or a loader that changes what torch's DataLoader made."""
+    """Iterate the result in place of `batches`: a generator, a list, or a loader that changes what torch's DataLoader made.
+
+    Each batch is looked at when the loop gets it, and is held there where the model cannot take it. Length and attributes are those of `batches`.
+
+        for ids, labels in torch_watchdog_agent.watch(my_batches()):
+            loss = torch.nn.functional.cross_entropy(model(ids), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
     return Watched(batches)
 
 
 def step() -> bool:
     """Call right before parameters change, where no `Optimizer.step` of torch does it. False: leave this update out, every rank does.
+
+        for ids, labels in torch_watchdog_agent.watch(my_batches()):
+            loss = torch.nn.functional.cross_entropy(model(ids), labels)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            if torch_watchdog_agent.step():
+                update(model, gradients)
 
     May raise SystemExit, where the job stops here.
     """
@@ -64,7 +79,16 @@ def _stepped() -> bool:
 
 
 def attach(*, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
-    """Names a model and an optimizer that no hook has seen yet: for module paths in a diagnosis, and for the checkpoint."""
+    """Names a model and an optimizer that no hook has seen yet: for module paths in a diagnosis, and for the checkpoint.
+
+    May be called again, where there are several.
+
+        model = build_model()
+        optimizer = build_optimizer(model)
+        torch_watchdog_agent.attach(model=model, optimizer=optimizer)
+        for ids, labels in torch_watchdog_agent.watch(my_batches()):
+            train_step(model, optimizer, ids, labels)
+    """
     _attached(model, optimizer)
 
 
