@@ -15,6 +15,7 @@ from machines import Machine, all_ended, can_make_machines, machines
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(not can_make_machines(), reason="machines are network namespaces: this needs root and `ip netns`"),
 ]

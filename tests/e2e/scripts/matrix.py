@@ -122,7 +122,7 @@ def main() -> None:
 
         resumed = torch_watchdog_agent.restore(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader)
         first_epoch, step = resumed.epoch, resumed.step
-    saving = None
+    saving, beside = None, dist.new_group(backend="gloo") if args.async_save else None  # on the training's own group the two would mix
     for epoch in range(first_epoch, 2):
         seen = 0
         for batch in loader:
@@ -146,7 +146,7 @@ def main() -> None:
             if step == 2 and args.async_save:
                 from torch.distributed import checkpoint
 
-                saving = checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=args.async_save)
+                saving = checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=args.async_save, process_group=beside)
         if args.bad_evaluation is not None:
             evaluate(model, Rows(32, args.bad_evaluation))
     if saving is not None:
