@@ -83,6 +83,19 @@ def test_a_rule_that_a_device_cannot_check_is_named_in_the_contract_with_the_rea
     assert row["why"] == "on a device only in traced steps: it is no range of values"
 
 
+def test_labels_picked_by_a_mask_are_left_to_traced_steps_and_no_later_batch_is_read_for_them() -> None:
+    def picked(model: nn.Module, batch: Any) -> None:
+        chosen = batch["y"][batch["x"] > 9]
+        F.cross_entropy(model(batch["x"])[batch["x"] > 9], chosen).backward()
+
+    loop = learned(picked)
+    whys = {row["why"] for row in loop.guard.contract()["opaque"] if row["op"] == "cross_entropy" and row["kind"] == "range"}
+    assert whys == {"on a device only in traced steps: its sizes depend on what the batch holds"}
+    checked = loop.guard.fetched(clean(), indices=None, worker=None)
+    assert not checked.needs_trace
+    assert checked.elsewhere == {"x", "y", "image"}
+
+
 def test_a_clean_batch_keeps_its_bits_its_types_and_its_layout() -> None:
     @dataclasses.dataclass
     class Batch:
