@@ -173,7 +173,8 @@ class NodeWork:
             self._wake.clear()
             pause_s = self._config.poll_interval_s * max(1, idle - _IDLE_POLLS)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), min(pause_s, _LONGEST_PAUSE_S))
+                async with asyncio.timeout(min(pause_s, _LONGEST_PAUSE_S)):  # not wait_for: before Python 3.12 it may lose a cancellation
+                    await self._wake.wait()
 
     def _poll(self) -> bool:
         """One look at everything; reports what is new. False where nothing was."""

@@ -52,7 +52,9 @@ class AlertSender:
             deadline = self._desk.next_deadline(self._clock())
             sleep_s = _LONGEST_SLEEP_S if deadline is None else deadline - self._clock()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), min(_LONGEST_SLEEP_S, max(_SHORTEST_SLEEP_S, sleep_s)))
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(min(_LONGEST_SLEEP_S, max(_SHORTEST_SLEEP_S, sleep_s))):
+                    await self._wake.wait()
 
     async def finish(self, timeout_s: float, *, last_words: bool) -> None:
         """Sends what is due, for at most so long. `last_words`: nobody will say more of these alerts, so they are told to last."""

@@ -151,4 +151,7 @@ async def _keep_time(ingest: Ingest, wake: asyncio.Event, clock: Callable[[], fl
         deadline = ingest.next_deadline()
         sleep_s = _LONGEST_SLEEP_S if deadline is None else min(_LONGEST_SLEEP_S, max(0.01, deadline - clock()))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(wake.wait(), sleep_s)
+            async with asyncio.timeout(
+                sleep_s
+            ):  # not wait_for: before Python 3.12 it loses a cancellation that comes together with the event
+                await wake.wait()
