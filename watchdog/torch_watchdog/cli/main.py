@@ -30,6 +30,7 @@ COMMANDS = (
     "incidents",
     "timeline",
     "contract",
+    "rules",
     "scan",
     "replay",
     "stop",

@@ -1,0 +1,113 @@
+"""The faults of the suite, each with what must be said of it, and the clean runs, of which nothing may be said."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+ANY = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`kinds`: what it may be called. `rank`: who must be named (None: nobody alone, ANY: whoever). `lasts`: steps; 0: it ends the training.
+
+    `needs`: what the training must be like for it.
+    """
+
+    name: str
+    does: str
+    kinds: tuple[str, ...]
+    rank: int | str | None
+    lasts: int = 0
+    needs: tuple[tuple[str, Any], ...] = ()
+
+
+LASTING = (
+    Fault(name="spike", does="the loss of one rank is 20 times as high", kinds=("loss.spike",), rank=1, lasts=40),
+    Fault(name="spike", does="the loss of all ranks is 20 times as high", kinds=("loss.spike",), rank=None, lasts=40),
+    Fault(name="wrong_labels", does="one rank's labels are shifted by one class", kinds=("loss.spike",), rank=0, lasts=60, needs=(("lr", 0.01), ("decay", True))),
+    Fault(name="straggler_sleep", does="one rank sleeps in each forward", kinds=("rank.straggler",), rank=1, lasts=110),
+    Fault(name="straggler_sleep", does="one rank sleeps in each forward", kinds=("rank.straggler",), rank=0, lasts=110),
+    Fault(name="straggler_compute", does="one rank computes more", kinds=("rank.straggler",), rank=1, lasts=110),
+    Fault(name="slow_loader", does="one rank's data take 250 ms a batch", kinds=("loader.stalled",), rank=1, lasts=36),
+    Fault(name="slow_loader", does="all ranks' data take 250 ms a batch", kinds=("loader.stalled",), rank=ANY, lasts=36),
+    Fault(name="supervision", does="one rank's labels are all ignored but one", kinds=("batch.empty",), rank=0, lasts=40, needs=(("ignored", 0.2), ("batch", 64))),
+    Fault(name="supervision", does="all labels are ignored but one a batch", kinds=("batch.empty",), rank=ANY, lasts=40, needs=(("ignored", 0.2), ("batch", 64))),
+    Fault(name="overflow", does="every gradient overflows half precision", kinds=("scaler.collapse",), rank=None, lasts=30, needs=(("scaler", True),)),
+    Fault(name="long_batch", does="one batch is 40 times as long", kinds=("batch.size_outlier",), rank=1, lasts=1, needs=(("batch", 32),)),
+)  # fmt: skip
+ENDING = (
+    Fault(name="nan_loss", does="the loss of one rank is NaN", kinds=("loss.not_finite",), rank=1),
+    Fault(name="nan_loss", does="the loss of all ranks is NaN", kinds=("loss.not_finite",), rank=None),
+    Fault(name="inf_loss", does="the loss of one rank is infinite", kinds=("loss.not_finite",), rank=0),
+    Fault(name="nan_gradient", does="a square root at 0 in backward", kinds=("grad.not_finite",), rank=None, needs=(("clip", True),)),
+    Fault(name="nan_parameter", does="a parameter of one rank turns NaN", kinds=("loss.not_finite",), rank=1),
+    Fault(name="explode", does="the learning rate is 1e30", kinds=("loss.not_finite", "grad.not_finite"), rank=ANY),
+    Fault(name="id_high", does="a token past the table", kinds=("batch.index_out_of_range",), rank=1),
+    Fault(name="id_negative", does="a token of -1", kinds=("batch.index_out_of_range",), rank=0),
+    Fault(name="label_high", does="a label past the classes", kinds=("batch.index_out_of_range",), rank=1),
+    Fault(name="label_negative", does="a label of -1", kinds=("batch.index_out_of_range",), rank=0),
+    Fault(name="nan_input", does="NaN among the inputs", kinds=("batch.not_finite",), rank=1),
+    Fault(name="all_ignored", does="no label of a batch is supervised", kinds=("batch.empty",), rank=0),
+    Fault(name="exception", does="the script raises", kinds=("rank.exception",), rank=1),
+    Fault(name="memory_error", does="the script runs out of memory", kinds=("memory.oom", "rank.exception"), rank=0),
+    Fault(name="exit", does="sys.exit(3)", kinds=("rank.exception", "rank.died"), rank=1),
+    Fault(name="kill", does="kill -9", kinds=("rank.died",), rank=0),
+    Fault(name="segfault", does="a segmentation fault", kinds=("rank.died",), rank=1),
+    Fault(name="other_collective", does="ranks all-reduce different shapes", kinds=("rank.desync",), rank=ANY),
+)  # fmt: skip
+FAULTS = (*LASTING, *ENDING)
+START, REST = 90, 12  # steps before the first fault, and after a lasting one
+
+# Holds are shorter than by default, for faults and clean runs alike: real runs have the time that the suite has not. A clean run is the harder for it.
+SETTINGS = """
+[rules.straggler]
+hold_s = 3.0
+keep_s = 1.0
+[rules.slow_loader]
+hold_s = 2.0
+keep_s = 1.0
+[rules.loss_spike]
+keep_s = 1.0
+"""
+
+
+def launches(seed: int) -> list[tuple[dict[str, Any], list[tuple[Fault, int]]]]:
+    """Plans with the faults in them, each with its first step: every fault once, at most one that lasts and one that ends in a launch."""
+    rng = random.Random(seed)
+    lasting = list(LASTING) + [None] * (len(ENDING) - len(LASTING))
+    ending = sorted(ENDING, key=lambda fault: (bool(fault.needs), rng.random()))
+    return [_launch(pair, seed, rng) for pair in zip(lasting, ending, strict=True)]
+
+
+def _launch(pair: tuple[Fault | None, Fault], seed: int, rng: random.Random) -> tuple[dict[str, Any], list[tuple[Fault, int]]]:
+    plan: dict[str, Any] = {"seed": seed, "model": rng.choice(["text", "attention", "norm"]), "batch": rng.choice([4, 8, 16]), "faults": []}
+    step, placed = START + rng.randint(0, 20), []
+    for fault in pair:
+        if fault is not None:
+            plan["faults"].append((fault.name, None if fault.rank in (None, ANY) else fault.rank, step, step + (fault.lasts or 1000) - 1))
+            if fault.name == "other_collective":
+                plan["faults"][-1] = (fault.name, 1, step, step)
+            placed.append((fault, step))
+            plan |= dict(fault.needs)
+            step += fault.lasts + REST + rng.randint(0, 8)
+    plan["steps"] = step + 40
+    return plan, placed
+
+
+def clean_runs() -> list[dict[str, Any]]:
+    """Sixty, each another training."""
+    rng = random.Random(7)
+    runs = []
+    for number in range(60):
+        plan = {
+            "seed": 100 + number, "model": rng.choice(["text", "attention", "norm"]), "batch": rng.choice([2, 4, 8, 16, 64]),
+            "steps": rng.choice([110, 140, 180]), "evaluate_every": rng.choice([0, 0, 7, 20, 50]), "save_every": rng.choice([0, 0, 10, 40]),
+            "accumulate": rng.choice([1, 1, 1, 3]), "clip": rng.random() < 0.4, "scaler": rng.random() < 0.25, "ignored": rng.choice([0, 0, 0.3, 0.9]),
+            "lengths": rng.random() < 0.3, "sorted_ids": rng.random() < 0.15, "heavy": rng.random() < 0.2, "decay": rng.random() < 0.4,
+            "workers": rng.choice([0, 0, 0, 0, 1]), "pause_s": rng.choice([0.005, 0.02, 0.03]), "lr": rng.choice([0.005, 0.05, 0.2]),
+        }  # fmt: skip
+        runs.append(plan)
+    return runs

@@ -1,0 +1,154 @@
+"""The fault-injection suite: `python tests/faults/run.py` runs what is not in the results yet, then prints the table.
+
+Pieces: `--seeds 0 1 2`, `--clean 0:60`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json beside this file, or in `--out`;
+`--fresh` forgets them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from catalogue import ANY, FAULTS, LASTING, SETTINGS, Fault, clean_runs, launches
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 150
+
+
+def main() -> None:
+    options = arguments()
+    known: dict[str, Any] = {} if options.fresh or not options.out.exists() else json.loads(options.out.read_text())["runs"]
+    begun = time.monotonic()
+    for name, plan, placed in todo(options):
+        if time.monotonic() - begun > options.seconds:
+            break
+        if name not in known:
+            known[name] = run(plan, placed)
+            print(name, json.dumps(known[name])[:300], flush=True)
+            write(options.out, known)
+    print(table(json.loads(options.out.read_text())))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--clean", default="0:60")
+    parser.add_argument("--only", help="fault")
+    parser.add_argument("--for", dest="seconds", type=float, default=float("inf"))
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--fresh", action="store_true")
+    return parser.parse_args()
+
+
+def todo(options: argparse.Namespace) -> list[tuple[str, dict[str, Any], list[tuple[Fault, int]]]]:
+    faulty = [(f"faults-{seed}-{number:02}", *launch) for seed in options.seeds for number, launch in enumerate(launches(seed))]
+    if options.only:
+        return [one for one in faulty if any(fault.name == options.only for fault, _ in one[2])]
+    first, last = map(int, options.clean.split(":"))
+    return faulty + [(f"clean-{number:02}", plan, []) for number, plan in enumerate(clean_runs()) if first <= number < last]
+
+
+def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]:
+    """One launch, and what was said of it: each fault found or not, and everything that was said besides."""
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    (folder / "watchdog.toml").write_text(SETTINGS)
+    command = [
+        str(BIN / "watchdog"),
+        "--job",
+        "suite",
+        str(BIN / "python"),
+        str(HERE / "two_ranks.py"),
+        str(HERE / "train.py"),
+        json.dumps(plan),
+    ]
+    begun = time.monotonic()
+    try:
+        ended = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        code, tail = ended.returncode, ended.stderr[-1500:]
+    except subprocess.TimeoutExpired:
+        code, tail = None, "not within its time"
+    seconds = time.monotonic() - begun
+    incidents = [json.loads(path.read_text()) for path in sorted((folder / "watchdog_runs" / "suite").glob("incidents/*/incident.json"))]
+    shutil.rmtree(folder, ignore_errors=True)
+    return (
+        judged(placed, incidents)
+        | {"exit_code": code, "seconds": round(seconds, 1), "plan": plan}
+        | ({"tail": tail} if code and not placed else {})
+    )
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_WATCHDOG", "PYTEST"))}
+    return kept | {"OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
+
+
+def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> dict[str, Any]:
+    left, found = list(incidents), []
+    for fault, step in placed:
+        mine = [one for one in left if one["kind"] in fault.kinds and (one["step"] is None or one["step"] >= step - 1)]
+        right = [one for one in mine if fault.rank == ANY or one["origin"]["rank"] == fault.rank]
+        told = (right or mine or [None])[0]
+        left = [one for one in left if one not in mine]
+        found.append({
+            "fault": FAULTS.index(fault), "told": told is not None, "rank_right": bool(right),
+            "after_steps": None if told is None or told["step"] is None else told["step"] - step, "kind": told and told["kind"],
+            "summary": told and told["summary"],
+        })  # fmt: skip
+    return {"found": found, "surprises": [f"{one['kind']}: {one['summary']}" for one in left]}
+
+
+def write(out: Path, runs: dict[str, Any]) -> None:
+    import torch
+
+    about = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    out.write_text(json.dumps({"about": about, "runs": runs}, indent=1) + "\n")
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a line a fault, then the clean runs."""
+    runs = results["runs"]
+    found = [one for run in runs.values() for one in run["found"]]
+    lines = ["| fault | rank at fault | told | rank right | as | steps until it is told |", "|---|---|---|---|---|---|"]
+    for number, fault in enumerate(FAULTS):
+        mine = [one for one in found if one["fault"] == number]
+        steps = sorted(one["after_steps"] for one in mine if one["after_steps"] is not None)
+        spread = "" if not steps else f"{steps[0]}" if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"
+        rank = {None: "all", ANY: "all"}.get(fault.rank, fault.rank)  # type: ignore[call-overload]
+        told, right = sum(one["told"] for one in mine), sum(one["rank_right"] for one in mine)
+        lines.append(f"| {fault.does} | {rank} | {told}/{len(mine)} | {right}/{len(mine)} | {', '.join(fault.kinds)} | {spread} |")
+    clean = {name: run for name, run in runs.items() if name.startswith("clean")}
+    faulty = [run for name, run in runs.items() if not name.startswith("clean")]
+    alarms, hours = sum(len(run["surprises"]) for run in clean.values()), sum(run["seconds"] for run in clean.values()) / 3600
+    told, right = sum(one["told"] for one in found), sum(one["rank_right"] for one in found)
+    about = results["about"]
+    lines += [
+        "",
+        f"{len(found)} faults: {told} told, {right} with the right rank; {sum(len(run['surprises']) for run in faulty)} other findings in those launches. "
+        f"{len(clean)} clean runs ({hours:.2f} h): {alarms} false alarms, {alarms / hours if hours else 0:.1f} an hour.",
+        "",
+        f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores, gloo.",
+    ]
+    surprises = [f"* {name}: {one}" for name, run in runs.items() for one in run["surprises"]]
+    return "\n".join(lines + ([""] + surprises if surprises else []))
+
+
+assert len(FAULTS) == 30 and all(fault.lasts for fault in LASTING)
+
+if __name__ == "__main__":
+    main()
