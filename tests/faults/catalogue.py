@@ -25,16 +25,19 @@ class Fault:
 
 
 LASTING = (
-    Fault(name="spike", does="the loss of one rank is 20 times as high", kinds=("loss.spike",), rank=1, lasts=40),
-    Fault(name="spike", does="the loss of all ranks is 20 times as high", kinds=("loss.spike",), rank=None, lasts=40),
-    Fault(name="wrong_labels", does="one rank's labels are shifted by one class", kinds=("loss.spike",), rank=0, lasts=60, needs=(("lr", 0.01), ("decay", True))),
+    Fault(name="spike", does="the loss of one rank is higher by 20", kinds=("loss.spike",), rank=1, lasts=40),
+    Fault(name="spike", does="the loss of all ranks is higher by 20", kinds=("loss.spike",), rank=None, lasts=40),
+    Fault(name="wrong_labels", does="one rank's labels are shifted by one class", kinds=("loss.spike",), rank=0, lasts=60,
+          needs=(("lr", 0.01), ("decay", True))),
     Fault(name="straggler_sleep", does="one rank sleeps in each forward", kinds=("rank.straggler",), rank=1, lasts=110),
     Fault(name="straggler_sleep", does="one rank sleeps in each forward", kinds=("rank.straggler",), rank=0, lasts=110),
     Fault(name="straggler_compute", does="one rank computes more", kinds=("rank.straggler",), rank=1, lasts=110),
     Fault(name="slow_loader", does="one rank's data take 250 ms a batch", kinds=("loader.stalled",), rank=1, lasts=36),
     Fault(name="slow_loader", does="all ranks' data take 250 ms a batch", kinds=("loader.stalled",), rank=ANY, lasts=36),
-    Fault(name="supervision", does="one rank's labels are all ignored but one", kinds=("batch.empty",), rank=0, lasts=40, needs=(("ignored", 0.2), ("batch", 64))),
-    Fault(name="supervision", does="all labels are ignored but one a batch", kinds=("batch.empty",), rank=ANY, lasts=40, needs=(("ignored", 0.2), ("batch", 64))),
+    Fault(name="supervision", does="one rank's labels are all ignored but one", kinds=("batch.empty",), rank=0, lasts=40,
+          needs=(("ignored", 0.2), ("batch", 64))),
+    Fault(name="supervision", does="all labels are ignored but one a batch", kinds=("batch.empty",), rank=ANY, lasts=40,
+          needs=(("ignored", 0.2), ("batch", 64))),
     Fault(name="overflow", does="every gradient overflows half precision", kinds=("scaler.collapse",), rank=None, lasts=30, needs=(("scaler", True),)),
     Fault(name="long_batch", does="one batch is 40 times as long", kinds=("batch.size_outlier",), rank=1, lasts=1, needs=(("batch", 32),)),
 )  # fmt: skip

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -67,8 +68,8 @@ def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]
         str(BIN / "watchdog"),
         "--job",
         "suite",
-        str(BIN / "python"),
-        str(HERE / "two_ranks.py"),
+        "bash",
+        str(HERE / "two_ranks.sh"),
         str(HERE / "train.py"),
         json.dumps(plan),
     ]
@@ -84,13 +85,16 @@ def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]
     return (
         judged(placed, incidents)
         | {"exit_code": code, "seconds": round(seconds, 1), "plan": plan}
-        | ({"tail": tail} if code and not placed else {})
+        | ({"tail": tail} if (code if not placed else not incidents) else {})
     )
 
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_WATCHDOG", "PYTEST"))}
-    return kept | {"OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHON": str(BIN / "python"), "MASTER_PORT": port}
 
 
 def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class Training:
         if self.faulty("inf_loss", step):
             return loss + math.inf
         if self.faulty("spike", step):
-            return loss * 20 + 20
+            return loss + 20
         if self.faulty("nan_gradient", step):
             return loss + 0 * torch.sqrt(self.model.module.head.weight[0, 0] * 0)
         if self.faulty("overflow", step):

@@ -1,7 +1,7 @@
 """What NVML says of this node's GPUs.
 
-Owns the library's handles. A node without the library, the driver or a GPU is no error: it has no samples. One question that a card does not answer
-leaves that field None.
+Owns the library's handles, and the driver's events (Xid) since the last look. A node without the library, the driver or a GPU is no error: it has no
+samples. One question that a card does not answer leaves that field None.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ from torch_watchdog_proto.messages import GpuSample
 
 __all__ = ["Gpus"]
 
+_GPU_IS_LOST = 15  # NVML_ERROR_GPU_IS_LOST
+_MOST_EVENTS = 64  # at one look
+_MOST_LINKS = 18
+_LINK_COUNTERS = (0, 1, 2, 3)  # replays, recoveries, bad checksums of flits and of data
+
 
 class Gpus:
     """Every GPU of the node. Blocks for as long as the driver does: to be asked off the event loop."""
 
     def __init__(self, library: Any, handles: tuple[Any, ...]) -> None:
         self._library, self._handles = library, handles
+        self._uuids = [_text(_answer(lambda handle=handle: library.nvmlDeviceGetUUID(handle))) for handle in handles]  # type: ignore[misc]
+        self._xids = XidEvents(library, handles)
 
     @classmethod
     def open(cls) -> Self | None:
@@ -36,33 +43,116 @@ class Gpus:
 
     def samples(self) -> tuple[GpuSample, ...]:
         """One per GPU that answers."""
-        found = (self._sample(index, handle) for index, handle in enumerate(self._handles))
+        xids = self._xids.since_last()
+        found = (self._sample(index, handle, xids.get(self._uuids[index], ())) for index, handle in enumerate(self._handles))
         return tuple(sample for sample in found if sample is not None)
 
     def close(self) -> None:
+        self._xids.close()
         with suppress(Exception):
             self._library.nvmlShutdown()
 
-    def _sample(self, index: int, handle: Any) -> GpuSample | None:
+    def _sample(self, index: int, handle: Any, xids: tuple[int, ...]) -> GpuSample | None:
         ask = self._library
         memory = self._memory(handle)
-        if memory is None:
-            return None  # a card that does not even know its memory has fallen off the bus
+        if memory is None:  # a card that does not even know its memory: it does not answer for a moment, or has fallen off the bus
+            return self._lost(index, xids) if self._is_lost(handle) else None
         power_mw = _answer(lambda: ask.nvmlDeviceGetPowerUsage(handle))
         utilisation = _answer(lambda: ask.nvmlDeviceGetUtilizationRates(handle))
         return GpuSample(
-            time_ns=time.time_ns(), index=index, uuid=_text(_answer(lambda: ask.nvmlDeviceGetUUID(handle))),
+            time_ns=time.time_ns(), index=index, uuid=self._uuids[index],
             name=_text(_answer(lambda: ask.nvmlDeviceGetName(handle))), memory_used_bytes=int(memory.used),
             memory_total_bytes=int(memory.total), utilisation_percent=None if utilisation is None else int(utilisation.gpu),
             temperature_c=_answer(lambda: ask.nvmlDeviceGetTemperature(handle, ask.NVML_TEMPERATURE_GPU)),
-            power_w=None if power_mw is None else power_mw / 1000,
+            power_w=None if power_mw is None else power_mw / 1000, xids=xids, **_health(ask, handle),
         )  # fmt: skip
+
+    def _is_lost(self, handle: Any) -> bool:
+        try:
+            self._library.nvmlDeviceGetMemoryInfo(handle)
+        except Exception as error:  # noqa: BLE001 - whatever it says, only one word means lost
+            return getattr(error, "value", None) == _GPU_IS_LOST
+        return False
+
+    def _lost(self, index: int, xids: tuple[int, ...]) -> GpuSample:
+        return GpuSample(
+            time_ns=time.time_ns(),
+            index=index,
+            uuid=self._uuids[index],
+            name="",
+            memory_used_bytes=0,
+            memory_total_bytes=0,
+            xids=xids,
+            lost=True,
+        )
 
     def _memory(self, handle: Any) -> Any:
         """As nvidia-smi has it: the older form of the answer counts what the driver keeps for itself (half a GiB of an H100) as used."""
         ask = self._library
         newer = _answer(lambda: ask.nvmlDeviceGetMemoryInfo(handle, version=ask.nvmlMemory_v2))
         return newer if newer is not None else _answer(lambda: ask.nvmlDeviceGetMemoryInfo(handle))
+
+
+class XidEvents:
+    """The driver's events of these cards, taken without waiting. Where it gives none (a container without the right, an old driver), there are none."""
+
+    def __init__(self, library: Any, handles: tuple[Any, ...]) -> None:
+        self._library = library
+        self._set = _answer(library.nvmlEventSetCreate)
+        for handle in handles if self._set is not None else ():
+            _answer(lambda handle=handle: library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, self._set))  # type: ignore[misc]
+
+    def since_last(self) -> dict[str, tuple[int, ...]]:
+        """Codes by the card's UUID."""
+        found: dict[str, tuple[int, ...]] = {}
+        for _ in range(_MOST_EVENTS if self._set is not None else 0):
+            event = _answer(lambda: self._library.nvmlEventSetWait_v2(self._set, 0))
+            if event is None:
+                break  # none has come
+            uuid = _text(_answer(lambda: self._library.nvmlDeviceGetUUID(event.device)))  # noqa: B023 - asked at once
+            found[uuid] = (*found.get(uuid, ()), int(event.eventData))
+        return found
+
+    def close(self) -> None:
+        if self._set is not None:
+            _answer(lambda: self._library.nvmlEventSetFree(self._set))
+
+
+def _health(ask: Any, handle: Any) -> dict[str, Any]:
+    """What tells of a card that is failing, or is slowed down."""
+    rows = _answer(lambda: ask.nvmlDeviceGetRemappedRows(handle))  # corrected, not corrected, pending, failed
+    pci = _answer(lambda: ask.nvmlDeviceGetPciInfo(handle))
+    limit_mw = _answer(lambda: ask.nvmlDeviceGetEnforcedPowerLimit(handle))
+    return {
+        "pci": "" if pci is None else _text(pci.busId),
+        "power_limit_w": None if limit_mw is None else limit_mw / 1000,
+        "sm_clock_mhz": _answer(lambda: int(ask.nvmlDeviceGetClockInfo(handle, ask.NVML_CLOCK_SM))),
+        "max_sm_clock_mhz": _answer(lambda: int(ask.nvmlDeviceGetMaxClockInfo(handle, ask.NVML_CLOCK_SM))),
+        "throttle_reasons": _answer(lambda: int(ask.nvmlDeviceGetCurrentClocksThrottleReasons(handle))),
+        "ecc_uncorrected": _ecc(ask, handle, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
+        "ecc_corrected": _ecc(ask, handle, "NVML_MEMORY_ERROR_TYPE_CORRECTED"),
+        "remapped_rows": None if rows is None else int(rows[1]),
+        "remap_pending": rows is not None and bool(rows[2]),
+        "remap_failed": rows is not None and bool(rows[3]),
+        "pcie_replays": _answer(lambda: int(ask.nvmlDeviceGetPcieReplayCounter(handle))),
+        "nvlink_errors": _nvlink_errors(ask, handle),
+    }
+
+
+def _ecc(ask: Any, handle: Any, kind: str) -> int | None:
+    return _answer(lambda: int(ask.nvmlDeviceGetTotalEccErrors(handle, getattr(ask, kind), ask.NVML_VOLATILE_ECC)))  # type: ignore[no-any-return]
+
+
+def _nvlink_errors(ask: Any, handle: Any) -> int | None:
+    """Of all links that are up; None where the card has none."""
+    total = None
+    for link in range(_MOST_LINKS):
+        if not _answer(lambda: ask.nvmlDeviceGetNvLinkState(handle, link)):  # noqa: B023 - asked at once
+            continue
+        for counter in _LINK_COUNTERS:
+            count = _answer(lambda: int(ask.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter)))  # noqa: B023 - asked at once
+            total = total if count is None else (total or 0) + count
+    return total
 
 
 def _answer(question: Callable[[], Any]) -> Any:

@@ -25,12 +25,29 @@ class Library:
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetUUID": "GPU-1",
             "nvmlDeviceGetName": name,
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+            "nvmlDeviceGetClockInfo": 1755,
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40,
+            "nvmlDeviceGetTotalEccErrors": 2,
+            "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
+            "nvmlDeviceGetPcieReplayCounter": 7,
+            "nvmlDeviceGetNvLinkState": 1,
+            "nvmlDeviceGetNvLinkErrorCounter": 1,
+            "nvmlEventSetCreate": object(),
+            "nvmlDeviceRegisterEvents": None,
+            "nvmlEventSetFree": None,
         }
+        self.events: list[Any] = []
+        self.errors: dict[str, Exception] = {}
 
     def __getattr__(self, question: str) -> Any:
         def answer(*_: Any, version: int | None = None) -> Any:
             if question in self._silent or (version is not None and "newer forms" in self._silent):
-                raise RuntimeError("NVML_ERROR_NOT_SUPPORTED")
+                raise self.errors.get(question, RuntimeError("NVML_ERROR_NOT_SUPPORTED"))
+            if question == "nvmlEventSetWait_v2":
+                return self.events.pop(0)  # IndexError: the timeout of NVML's own
             return SimpleNamespace(used=4, reserved=1, total=80) if version == self.nvmlMemory_v2 else self._answers[question]
 
         return answer
@@ -62,3 +79,41 @@ def test_memory_that_the_driver_keeps_for_itself_is_not_used_and_an_old_library_
 def test_names_in_bytes_are_read_too() -> None:
     (sample,) = Gpus(Library(name=b"NVIDIA A100"), ("card",)).samples()
     assert sample.name == "NVIDIA A100"
+
+
+class GpuIsLost(Exception):  # noqa: N818  what it stands for
+    value = 15
+
+
+def test_what_tells_of_a_failing_card_is_in_its_sample() -> None:
+    (sample,) = Gpus(Library(), ("card",)).samples()
+    assert (sample.pci, sample.power_limit_w, sample.sm_clock_mhz, sample.max_sm_clock_mhz) == ("00000000:1B:00.0", 700.0, 1755, 1980)
+    assert (sample.throttle_reasons, sample.ecc_uncorrected, sample.pcie_replays, sample.nvlink_errors) == (0x40, 2, 7, 72)
+    assert (sample.remapped_rows, sample.remap_pending, sample.remap_failed) == (1, True, False)
+
+
+def test_a_card_that_knows_nothing_of_its_health_gives_its_sample_all_the_same() -> None:
+    silent = [
+        "nvmlDeviceGetPciInfo", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetClockInfo", "nvmlDeviceGetCurrentClocksThrottleReasons",
+        "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetNvLinkState", "nvmlEventSetCreate",
+    ]  # fmt: skip
+    (sample,) = Gpus(Library(*silent), ("card",)).samples()
+    assert (sample.pci, sample.ecc_uncorrected, sample.remap_failed, sample.nvlink_errors, sample.xids) == ("", None, False, None, ())
+
+
+def test_an_xid_is_told_once_by_the_card_that_it_came_from() -> None:
+    library = Library()
+    gpus = Gpus(library, ("card",))
+    library.events = [SimpleNamespace(eventData=79, device="card"), SimpleNamespace(eventData=45, device="card")]
+    assert [sample.xids for sample in gpus.samples()] == [(79, 45)]
+    assert [sample.xids for sample in gpus.samples()] == [()]
+
+
+def test_a_card_that_the_driver_calls_lost_says_so_with_its_name_from_before() -> None:
+    library = Library()
+    gpus = Gpus(library, ("card",))
+    library._silent = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUUID")
+    library.errors = {"nvmlDeviceGetMemoryInfo": GpuIsLost()}
+    (sample,) = gpus.samples()
+    assert (sample.lost, sample.uuid) == (True, "GPU-1")
+    codec.node_message(NodeReport(seq=1, time_ns=0, gpus=(sample,)))
