@@ -239,5 +239,20 @@ def test_the_rank_side_loads_with_grpc_protobuf_and_the_like_absent(package: str
 
 def test_a_launch_starts_without_what_only_other_commands_need() -> None:
     """Each of these takes longer to load than the rest of a launch together, or nearly so."""
-    slow = ("sqlalchemy", "rich", "pydantic", "pynvml", "torch", "numpy", "starlette", "uvicorn", "prometheus_client", "httpx", "apprise")
+    slow = (
+        "sqlalchemy",
+        "rich",
+        "pydantic",
+        "pynvml",
+        "torch",
+        "numpy",
+        "starlette",
+        "uvicorn",
+        "prometheus_client",
+        "httpx",
+        "apprise",
+        "jinja2",
+        "pyarrow",
+        "tokenizers",
+    )
     run_without(slow, "import torch_watchdog.cli.main, torch_watchdog.cli.run, torch_watchdog.launch.run")

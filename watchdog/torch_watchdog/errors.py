@@ -15,8 +15,10 @@ __all__ = [
     "DaemonStartError",
     "DaemonUnreachableError",
     "JobNameTakenError",
+    "MissingExtraError",
     "NoTokenError",
     "OrderRefusedError",
+    "OutputError",
     "RunDirectoryError",
     "UnknownJobError",
     "UnknownRankError",
@@ -140,6 +142,22 @@ class DaemonStartError(WatchdogError):
 
 class RunDirectoryError(WatchdogError):
     """A run directory that cannot be read or written."""
+
+    def __init__(self, path: Path, reason: str, advice: str) -> None:
+        super().__init__(f"{path}: {reason}. {advice}")
+        self.path, self.reason = path, reason
+
+
+class MissingExtraError(WatchdogError):
+    """A library that only some need is not installed."""
+
+    def __init__(self, wanted_by: str, extra: str) -> None:
+        super().__init__(f"{wanted_by} needs a library that is not installed here: pip install 'torch-watchdog[{extra}]'")
+        self.wanted_by, self.extra = wanted_by, extra
+
+
+class OutputError(WatchdogError):
+    """A file that was asked for cannot be written, or what it should be made from cannot be read."""
 
     def __init__(self, path: Path, reason: str, advice: str) -> None:
         super().__init__(f"{path}: {reason}. {advice}")

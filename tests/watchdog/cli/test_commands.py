@@ -282,3 +282,34 @@ def test_switched_off_the_command_is_executed_and_nothing_else(runs: Runs) -> No
     done = runs("sh", "-c", "echo $PPID; exit 3", TORCH_WATCHDOG="off")
     assert done.returncode == 3 and int(done.stdout) == os.getpid() and done.stderr == ""
     assert not (runs.folder / "watchdog_runs").exists()
+
+
+def test_a_job_is_found_by_the_number_of_its_slurm_job(runs: Runs, ended_job: RunDirectory) -> None:
+    record = json.loads(ended_job.job_file.read_text())
+    write_json(ended_job.job_file, record | {"scheduler": {"slurm_job_id": "4711"}})
+    assert json.loads(runs("status", "4711", "--json").stdout)["job"] == "train-1"
+    assert "there is no job '4712'" in runs("status", "4712").stderr
+
+
+def test_a_timeline_is_written_for_other_tools_as_private_files(runs: Runs, ended_job: RunDirectory) -> None:
+    done = runs("timeline", "train-1", "--perfetto", "t.json", "--html", "t.html", "--parquet", "t.parquet")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3
+    assert {event["ph"] for event in json.loads((runs.folder / "t.json").read_text())["traceEvents"]} >= {"M", "X", "C", "i"}
+    assert [(runs.folder / name).stat().st_mode & 0o777 for name in ("t.json", "t.html", "t.parquet")] == [0o600] * 3
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(runs: Runs, ended_job: RunDirectory) -> None:
+    done = runs("timeline", "train-1", "--html", "nowhere/t.html")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "nowhere/t.html: it cannot be written" in done.stderr
+
+
+def test_a_report_lies_among_the_jobs_files_and_can_be_markdown_or_json(runs: Runs, ended_job: RunDirectory) -> None:
+    assert runs("report", "train-1").returncode == 0
+    assert "input_ids[2,7] is 70" in (ended_job.root / "report.html").read_text()
+    assert runs("report", "train-1", "--markdown").stdout.startswith("## Job `train-1`")
+    assert json.loads(runs("report", "train-1", "--json").stdout)["incident"]["id"] == "1"
+
+
+def test_two_jobs_are_compared_and_an_attempt_that_is_not_there_is_named(runs: Runs, ended_job: RunDirectory) -> None:
+    assert "the losses are the same in all 4 common steps" in runs("timeline", "train-1", "train-1@0").stdout
+    assert "no steps of an attempt 7: 0 reported" in runs("timeline", "train-1", "train-1@7").stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -64,3 +65,8 @@ def test_the_last_words_can_be_said_again_from_the_record() -> None:
 
 def test_a_launch_that_did_not_come_to_its_end_has_no_last_words() -> None:
     assert end_of(at_start(START, []), PurePath("/runs/train-1"), here="/", quarantine=None) is None
+
+
+def test_the_number_of_a_slurm_job_is_kept() -> None:
+    assert at_start(START, [])["scheduler"] is None
+    assert at_start(replace(START, slurm_job_id="4711"), [])["scheduler"] == {"slurm_job_id": "4711"}

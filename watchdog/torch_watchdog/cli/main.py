@@ -29,6 +29,7 @@ COMMANDS = (
     "status",
     "incidents",
     "timeline",
+    "report",
     "contract",
     "rules",
     "scan",

@@ -6,8 +6,11 @@ Colour only on a terminal, and never where NO_COLOR is set. Text from jobs is sh
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,10 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from torch_watchdog.cli.source import JobLook
+from torch_watchdog.errors import OutputError
 from torch_watchdog.launch.summary import one_line
 from torch_watchdog.report.text import Line, plain
 
-__all__ = ["print_facts", "print_json", "print_last_words", "print_lines", "print_table"]
+__all__ = ["new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table"]
 
 PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 
@@ -74,6 +78,21 @@ def print_last_words(look: JobLook) -> None:
         print()
     for line in words:
         print(line)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file of mode 0600 to write to, which takes the place of `path` once it is whole. Raises OutputError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(path, f"it cannot be written ({error.strerror})", "Name another file") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

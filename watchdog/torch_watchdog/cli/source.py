@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,11 +18,12 @@ from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, Unk
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import end_of, summarise
+from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.steps import RankTrack, tracks
-from torch_watchdog.store.read import read_blocks, read_incidents, read_job
+from torch_watchdog.store.read import holds_steps, read_blocks, read_events, read_incidents, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
-from torch_watchdog_proto.messages import StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock
 
 __all__ = ["JobLook", "all_jobs", "find_job", "live_daemon"]
 
@@ -37,6 +38,10 @@ class JobLook(Protocol):
     def incidents(self) -> Sequence[Mapping[str, Any]]: ...
     def blocks(self, rank: int | None) -> Sequence[StepBlock]: ...
     def contract(self, rank: int) -> Mapping[str, Any]: ...
+    def history(self, rank: int | None) -> JobHistory: ...
+    def folder(self) -> Path | None:
+        """Its run directory, where that can be seen from here."""
+
     def last_words(self) -> Sequence[str]:
         """What its launch said at its end, for a person who stands here now; nothing where that is not known."""
 
@@ -84,6 +89,16 @@ class DiskJob:
             raise RunDirectoryError(path, f"cannot be read ({error})", "Look at the file, or at another --rank") from error
         return found
 
+    def history(self, rank: int | None) -> JobHistory:
+        root = self.directory.root
+        reports = (
+            (node, session, replace(report, blocks=tuple(holds_steps(report.blocks, rank)))) for node, session, report in read_reports(root)
+        )
+        return history_of(self.name, self.record(), reports, incidents=self.incidents(), events=read_events(root))
+
+    def folder(self) -> Path | None:
+        return self.directory.root
+
     def last_words(self) -> Sequence[str]:
         quarantine = self.directory.quarantine_file
         end = end_of(self.record(), self.directory.root, here=here(), quarantine=str(quarantine) if quarantine.exists() else None)
@@ -116,6 +131,16 @@ class DaemonJob:
         with client_of(self.address, os.environ) as client:
             return client.contract(self.name, rank)
 
+    def history(self, rank: int | None) -> JobHistory:
+        node_of = {found.rank: found.node for found in self.status().ranks}
+        reports = ((node_of.get(block.rank, ""), "", NodeReport(seq=0, time_ns=0, blocks=(block,))) for block in self.blocks(rank))
+        return history_of(self.name, self.record(), reports, incidents=self.incidents())
+
+    def folder(self) -> Path | None:
+        """On this host it may be there to read."""
+        root = Path(self.status().run_dir)
+        return root if RunDirectory(root).job_file.is_file() else None
+
     def last_words(self) -> Sequence[str]:
         return ()
 
@@ -126,7 +151,7 @@ def _ask(address: str, name: str) -> JobStatus:
 
 
 def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
-    """The job of that name, or the newest where none is named; `name` may be the path of a run directory too."""
+    """The job of that name, or the newest where none is named; `name` may be the path of a run directory, or a Slurm job's number."""
     if daemon != "auto":
         return DaemonJob(daemon, name or _newest_of(daemon))
     if name is None:
@@ -134,6 +159,9 @@ def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
     path = Path(name) if "/" in name else directory / name
     look = DiskJob(RunDirectory(path.absolute()))
     if not look.directory.job_file.exists():
+        of_slurm = _newest_of_slurm(name, directory) if name.isdecimal() else None
+        if of_slurm is not None:
+            return of_slurm
         raise UnknownJobError(name, tuple(path.name for path in _job_directories(directory)))
     return look
 
@@ -151,6 +179,19 @@ def _newest_in(directory: Path) -> DiskJob:
     if not found:
         raise RunDirectoryError(directory, "holds no job", "Pass the --dir that the launch was given")
     return DiskJob(RunDirectory(max(found, key=lambda path: RunDirectory(path).job_file.stat().st_ctime)))
+
+
+def _newest_of_slurm(number: str, directory: Path) -> DiskJob | None:
+    """A requeued job keeps its number: the newest run counts."""
+    found = [path for path in _job_directories(directory) if _slurm_job(path) == number]
+    return DiskJob(RunDirectory(max(found, key=lambda path: RunDirectory(path).job_file.stat().st_ctime))) if found else None
+
+
+def _slurm_job(path: Path) -> str | None:
+    try:
+        return (read_job(path).get("scheduler") or {}).get("slurm_job_id")
+    except WatchdogError:
+        return None
 
 
 def all_jobs(*, directory: Path, daemon: str) -> list[JobStatus]:

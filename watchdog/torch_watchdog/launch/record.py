@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
     """`daemon` is where a live job answers on its own machine, `network` where it does from others;
-    `session` tells whether what answers there is this launch.
+    `session` tells whether what answers there is this launch; `slurm_job_id` is None outside of Slurm.
     """
 
     job: str
@@ -36,6 +36,7 @@ class JobStart:
     versions: Mapping[str, str]
     resume: str | None
     started: datetime
+    slurm_job_id: str | None = None
 
 
 def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any
         "world_size": None,
         "ranks_reported": None,
         "end": None,
+        "scheduler": None if start.slurm_job_id is None else {"slurm_job_id": start.slurm_job_id},
         "environment": sorted(environment_names),
     }
 

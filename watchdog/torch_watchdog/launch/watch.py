@@ -194,6 +194,7 @@ def _job_start(seat: Seat, node: NodeConfig, options: Sequence[str]) -> JobStart
         versions={"torch_watchdog": __version__, "python": platform.python_version(), "platform": _platform()},
         resume=seat.config.resume,
         started=datetime.now(UTC),
+        slurm_job_id=os.environ.get("SLURM_JOB_ID"),
     )
 
 

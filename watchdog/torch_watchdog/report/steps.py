@@ -6,14 +6,23 @@ Pure: blocks in, one track per (attempt, rank) out. It must not know files, term
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_watchdog_proto.messages import StepBlock
 
-__all__ = ["RankTrack", "as_json", "tracks"]
+__all__ = ["Batch", "RankTrack", "as_json", "json_number", "tracks"]
+
+
+class Batch(NamedTuple):
+    """One micro-step: when it was handed over, how long the loop had waited for it, and how long its forward took (0: not known)."""
+
+    time_ns: int
+    loader_ns: int
+    forward_ns: int
+    evaluation: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +34,11 @@ class RankTrack:
     time_ns: dict[int, int] = field(default_factory=dict)
     duration_ns: dict[int, int] = field(default_factory=dict)
     loss: dict[int, float] = field(default_factory=dict)
+    allocated_bytes: dict[int, int] = field(default_factory=dict)
+    peak_bytes: dict[int, int] = field(default_factory=dict)
+    grad_norm: dict[int, float] = field(default_factory=dict)
+    batches: dict[tuple[int, int], Batch] = field(default_factory=dict)  # by step and micro-step
+    gpu: str = ""  # UUID
     vetoed: set[int] = field(default_factory=set)
     evaluated: set[int] = field(default_factory=set)
     lost_records: int = 0
@@ -37,6 +51,21 @@ class RankTrack:
     def median_step_s(self) -> float | None:
         known = [value for value in self.duration_ns.values() if value > 0]
         return median(known) / 1e9 if known else None
+
+    def loader_ns(self) -> dict[int, int]:
+        """How long each step waited for its batches."""
+        return self._summed(lambda batch: batch.loader_ns)
+
+    def forward_ns(self) -> dict[int, int]:
+        """How long the forwards of each step took, where that is known."""
+        return {step: value for step, value in self._summed(lambda batch: batch.forward_ns).items() if value}
+
+    def _summed(self, of: Callable[[Batch], int]) -> dict[int, int]:
+        sums: dict[int, int] = {}
+        for (step, _), batch in self.batches.items():
+            if not batch.evaluation:
+                sums[step] = sums.get(step, 0) + of(batch)
+        return sums
 
 
 def tracks(blocks: Iterable[StepBlock]) -> list[RankTrack]:
@@ -57,11 +86,18 @@ def tracks(blocks: Iterable[StepBlock]) -> list[RankTrack]:
 def _add_steps(track: RankTrack, block: StepBlock) -> None:
     track.time_ns.update(zip(block.step, block.step_time_ns, strict=True))
     track.duration_ns.update(zip(block.step, block.step_ns, strict=True))
+    track.allocated_bytes.update((step, size) for step, size in zip(block.step, block.allocated_bytes, strict=False) if size)
+    track.peak_bytes.update((step, size) for step, size in zip(block.step, block.peak_bytes, strict=False) if size)
+    track.grad_norm.update((step, norm) for step, norm in zip(block.step, block.grad_norm, strict=False) if norm >= 0)
+    track.gpu = block.gpu or track.gpu
     track.vetoed.update(step for step, vetoed in zip(block.step, block.vetoed, strict=True) if vetoed)
 
 
 def _add_micro_steps(track: RankTrack, losses: dict[tuple[int, int], float], block: StepBlock) -> None:
     evaluation = block.evaluation or (False,) * len(block.micro_step)
+    forward = block.forward_ns or (0,) * len(block.micro_step)  # older versions did not record it
+    times = map(Batch, block.micro_time_ns, block.loader_ns, forward, evaluation)
+    track.batches.update(zip(zip(block.micro_of_step, block.micro_step, strict=True), times, strict=True))
     rows = zip(block.micro_of_step, block.micro_step, block.loss, block.loss_known, evaluation, strict=True)
     for step, micro_step, loss, known, evaluated in rows:
         if evaluated:
@@ -80,6 +116,7 @@ def _mean_by_step(losses: dict[tuple[int, int], float]) -> dict[int, float]:
 def as_json(track: RankTrack) -> dict[str, Any]:
     """Columns over `step`; times in seconds since the epoch; a loss that is no JSON number is a string."""
     steps = track.steps
+    loader, forward = track.loader_ns(), track.forward_ns()
     return {
         "rank": track.rank,
         "attempt": track.attempt,
@@ -88,11 +125,19 @@ def as_json(track: RankTrack) -> dict[str, Any]:
         "step": steps,
         "time_s": [track.time_ns[step] / 1e9 for step in steps],
         "step_s": [track.duration_ns[step] / 1e9 for step in steps],
-        "loss": [_json_number(track.loss.get(step)) for step in steps],
+        "loader_s": [_seconds(loader.get(step)) for step in steps],
+        "forward_s": [_seconds(forward.get(step)) for step in steps],
+        "peak_bytes": [track.peak_bytes.get(step) for step in steps],
+        "grad_norm": [json_number(track.grad_norm.get(step)) for step in steps],
+        "loss": [json_number(track.loss.get(step)) for step in steps],
         "vetoed": [step in track.vetoed for step in steps],
         "evaluation_before": [step in track.evaluated for step in steps],
     }
 
 
-def _json_number(value: float | None) -> float | str | None:
+def _seconds(value_ns: int | None) -> float | None:
+    return None if value_ns is None else value_ns / 1e9
+
+
+def json_number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)

@@ -6,36 +6,37 @@ Pure: tracks and incidents in, lines out, each a list of (text, style) so that a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from torch_watchdog.launch.summary import count, one_line, who
 from torch_watchdog.report.steps import RankTrack
+from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
 
-__all__ = ["LEGEND", "Line", "plain", "render_timeline"]
+__all__ = ["Line", "plain", "render_comparison", "render_timeline"]
 
 Line: TypeAlias = list[tuple[str, str]]  # words and the style that a terminal gives them ("" for none)
 
 STRIP_CELLS = 36
 WIDTH = 80
-SLOW_RATIO = 2.0
-LEGEND = ". trained  e evaluated  ~ slow (2x median)  v no update  ! finding  X fault"
-_STYLES = {".": "", "e": "cyan", "~": "yellow", "v": "magenta", "!": "yellow", "X": "bold red", " ": ""}
+MAX_STRIPS = 64  # more ranks are shown in groups
+_STYLES = {".": "", "e": "cyan", "w": "yellow", "~": "yellow", "v": "magenta", "!": "yellow", "X": "bold red", " ": ""}
 _SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow"}
 
 
 def render_timeline(job: Mapping[str, Any], tracks: Sequence[RankTrack], incidents: Sequence[Mapping[str, Any]]) -> list[Line]:
     """`job` is job.json; a rank shown twice ran in two attempts of the launcher."""
-    lines = [[(_headline(job, tracks), "")]]
+    lines: list[Line] = [[(_headline(job, tracks), "")]]
     if not tracks:
         lines.append([("no rank has reported a step", "")])
     else:
-        first, last = _range(tracks, incidents)
-        names = _names(tracks)
-        lines += [_rank_line(name, track, first, last, incidents) for name, track in zip(names, tracks, strict=True)]
-        lines.append([(_axis(first, last, len(names[0])), "dim")])
-        lines.append([(LEGEND, "dim")])
+        first, last = shown_range(tracks, incidents)
+        strips = _strips(tracks, first, last, incidents)
+        width = max(8, *(len(name) for name, _, _ in strips))
+        lines += [_strip_line(name.ljust(width), cells, figures) for name, cells, figures in strips]
+        lines.append([(_axis(first, last, width), "dim")])
+        lines += [[(line, "dim")] for line in (_legend({mark for _, cells, _ in strips for mark in cells}), _phases(tracks)) if line]
     return lines + _findings(incidents)
 
 
@@ -57,25 +58,36 @@ def _seconds_between(start: str | None, end: str | None) -> float | None:
     return None if not start or not end else (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
-def _range(tracks: Iterable[RankTrack], incidents: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """First and last step to show; a step that never ended, because it was the faulty one, is shown too."""
-    steps = [step for track in tracks for step in (track.steps[:1] + track.steps[-1:])]
-    steps += [incident["step"] for incident in incidents if incident.get("step") is not None]
-    return (min(steps), max(steps)) if steps else (0, 0)
-
-
-def _names(tracks: Sequence[RankTrack]) -> list[str]:
-    """All of one width; the attempt is told only where there are several."""
+def _strips(tracks: Sequence[RankTrack], first: int, last: int, incidents: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Name, cells and figures of each line; where there are too many ranks those without anything to tell are shown in groups."""
     several = len({track.attempt for track in tracks}) > 1
-    names = [f"rank {track.rank}.{track.attempt} " if several else f"rank {track.rank} " for track in tracks]
-    width = max(8, *map(len, names))
-    return [name.ljust(width) for name in names]
+    found = [(track, cells_of(track, first, last, incidents, STRIP_CELLS)) for track in tracks]
+    alone = [pair for pair in found if len(tracks) <= MAX_STRIPS or set(pair[1]) & {"X", "!"}][:MAX_STRIPS]
+    shown = {id(track) for track, _ in alone}
+    lines = [(_name(track.rank, track.attempt, several), cells, _figures(track)) for track, cells in alone]
+    return lines + _groups([pair for pair in found if id(pair[0]) not in shown], several)
 
 
-def _rank_line(name: str, track: RankTrack, first: int, last: int, incidents: Sequence[Mapping[str, Any]]) -> Line:
-    cells = _strip(track, first, last, _marks_of(track, incidents))
-    figures = _figures(track)[: WIDTH - len(name) - STRIP_CELLS - 3]
-    return [(f"{name}|", ""), *[(cell, _STYLES[cell]) for cell in cells], (f"| {figures}", "")]
+def _groups(found: Sequence[tuple[RankTrack, str]], several: bool) -> list[tuple[str, str, str]]:
+    size = max(1, math.ceil(len(found) / MAX_STRIPS))
+    lines = []
+    for start in range(0, len(found), size):
+        group = found[start : start + size]
+        ranks = [track.rank for track, _ in group]
+        cells = "".join(max(column, key=MARKS.index) for column in zip(*(cells for _, cells in group), strict=True))
+        name = f"{min(ranks)}-{max(ranks)}" + (f".{group[0][0].attempt}" if several else "") + " "
+        lines.append((name, cells, f"{count(len(group), 'rank')}, the gravest of each"))
+    return lines
+
+
+def _name(rank: int, attempt: int, several: bool) -> str:
+    """The attempt is told only where there are several."""
+    return f"rank {rank}.{attempt} " if several else f"rank {rank} "
+
+
+def _strip_line(name: str, cells: str, figures: str) -> Line:
+    room = max(0, WIDTH - len(name) - STRIP_CELLS - 3)
+    return [(f"{name}|", ""), *[(cell, _STYLES[cell]) for cell in cells.ljust(STRIP_CELLS)], (f"| {figures[:room]}", "")]
 
 
 def _figures(track: RankTrack) -> str:
@@ -96,36 +108,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _marks_of(track: RankTrack, incidents: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """X where this rank began a critical incident, ! for lesser ones; the loader's rank may have met it at a step that it never ended."""
-    marks: dict[int, str] = {}
-    for incident in incidents:
-        step = incident.get("step")
-        if step is None or incident.get("attempt", 0) != track.attempt or (incident.get("origin") or {}).get("rank") != track.rank:
-            continue
-        mark = "X" if incident.get("severity") == "critical" else "!"
-        marks[step] = "X" if "X" in (mark, marks.get(step)) else mark
-    return marks
+def _legend(marks: set[str]) -> str:
+    """Of the marks that are there, so that it fits."""
+    return "  ".join(f"{mark} {words}" for mark, words in MEANINGS.items() if mark in marks)
 
 
-def _strip(track: RankTrack, first: int, last: int, marks: Mapping[int, str]) -> str:
-    """A cell stands for one step, or for as many as make all fit; the gravest mark in it shows."""
-    per_cell = max(1, math.ceil((last - first + 1) / STRIP_CELLS))
-    cells = [" "] * math.ceil((last - first + 1) / per_cell)
-    slow_ns = SLOW_RATIO * 1e9 * (track.median_step_s or math.inf)
-    for step in sorted({*track.time_ns, *(step for step in marks if first <= step <= last)}):
-        mark = marks.get(step) or _mark(track, step, slow_ns)
-        cell = (step - first) // per_cell
-        cells[cell] = max(cells[cell], mark, key=" .e~v!X".index)
-    return "".join(cells).ljust(STRIP_CELLS)
-
-
-def _mark(track: RankTrack, step: int, slow_ns: float) -> str:
-    if step in track.vetoed:
-        return "v"
-    if track.duration_ns.get(step, 0) > slow_ns:
-        return "~"
-    return "e" if step in track.evaluated else "."
+def _phases(tracks: Sequence[RankTrack]) -> str:
+    """Where the time of the steps went, over all ranks."""
+    whole = sum(sum(track.duration_ns.values()) for track in tracks)
+    loader = sum(sum(track.loader_ns().values()) for track in tracks)
+    forward = sum(sum(track.forward_ns().values()) for track in tracks)
+    if not whole or not (loader or forward):
+        return ""
+    rest = max(0, whole - loader - forward)
+    parts = [("loading", loader), ("forward", forward), ("backward, waiting and update" if forward else "the rest", rest)]
+    return "time: " + ", ".join(f"{words} {value / whole:.0%}" for words, value in parts if value)
 
 
 def _axis(first: int, last: int, name_width: int) -> str:
@@ -149,3 +146,35 @@ def _clock(incident: Mapping[str, Any]) -> str:
         return datetime.fromisoformat(str(incident.get("time"))).astimezone(UTC).strftime("%H:%M:%SZ")
     except ValueError:
         return "--:--:--"
+
+
+def render_comparison(found: Mapping[str, Any]) -> list[Line]:
+    """`found` is what `comparison` gives."""
+    names = [one_line(name)[:24] for name in found["jobs"]]
+    lines: list[Line] = [[(f"{'':<18}{names[0]:>24}  {names[1]:>24}", "bold")]]
+    for name, values in found["figures"].items():
+        one, two = (_figure(name, value) for value in values)
+        lines.append([(f"{name:<18}{one:>24}  {two:>24}", "" if one == two else "yellow")])
+    return [*lines, [(_parting(found["loss"]), "")]]
+
+
+def _figure(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name == "median step":
+        return _duration(value)
+    if name == "waiting for data":
+        return f"{value:.1%}"
+    if name == "peak memory":
+        return f"{value / 2**20:.0f} MiB"
+    return _short(value) if isinstance(value, float) else str(value)
+
+
+def _parting(loss: Mapping[str, Any]) -> str:
+    if not loss["common_steps"]:
+        return "no step of both has a loss"
+    if loss["first_difference_at_step"] is None:
+        return f"the losses are the same in all {count(loss['common_steps'], 'common step')}"
+    one, two = loss["last_common_losses"]
+    apart = f"; at step {loss['last_common_step']} they are {_figure('', one)} and {_figure('', two)}"
+    return f"the losses part at step {loss['first_difference_at_step']}{apart}"

@@ -1,0 +1,33 @@
+"""Two jobs side by side."""
+
+from __future__ import annotations
+
+from histories import history
+
+from torch_watchdog.report.compare import comparison
+from torch_watchdog.report.text import plain, render_comparison
+
+
+def test_the_step_from_which_losses_part_is_named() -> None:
+    changed = tuple(2.0 - 0.1 * step + (0.5 if step >= 3 else 0) for step in range(6))
+    found = comparison(history(), history(loss=changed))
+    assert found["loss"]["first_difference_at_step"] == 3 and found["loss"]["common_steps"] == 6
+    assert plain(render_comparison(found)[-1]) == "the losses part at step 3; at step 5 they are 1.5 and 2"
+
+
+def test_the_same_run_twice_has_no_difference() -> None:
+    found = comparison(history(), history())
+    assert all(one == two for one, two in found["figures"].values())
+    assert plain(render_comparison(found)[-1]) == "the losses are the same in all 6 common steps"
+
+
+def test_a_comparison_fits_into_80_columns() -> None:
+    found = comparison(history(), history(0))
+    found["jobs"] = ["a" * 100, "b" * 100]
+    assert max(len(plain(line)) for line in render_comparison(found)) <= 80
+
+
+def test_figures_tell_ranks_steps_times_and_memory() -> None:
+    figures = comparison(history(), history(3, ranks=2))["figures"]
+    assert (figures["ranks"], figures["steps"], figures["median step"]) == ([4, 2], [6, 3], [1.0, 1.0])
+    assert figures["waiting for data"] == [0.1, 0.1] and figures["peak memory"] == [2**30, 2**30]

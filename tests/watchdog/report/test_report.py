@@ -1,0 +1,170 @@
+"""A job's report: the story, the evidence around it, and that nothing of the user's data becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy
+from histories import INCIDENT, RECORD, block, history
+from safetensors.numpy import save_file
+
+from torch_watchdog.report.evidence import Evidence, LogTail, decoder_of, gather
+from torch_watchdog.report.history import history_of
+from torch_watchdog.report.markdown import markdown_report
+from torch_watchdog.report.page import report_page, timeline_page
+from torch_watchdog.report.story import next_steps, story
+from torch_watchdog_proto.messages import GpuSample, NodeReport
+
+EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+LAST_WORDS = ("job train-1 stopped", "  resume watchdog torchrun train.py --resume runs/train-1", "  more   watchdog timeline train-1")
+
+
+class Elements(HTMLParser):
+    """Names of elements, and every attribute that could load or run something."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.loading: list[tuple[str, str | None]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.loading += [(name, value) for name, value in attrs if name in ("src", "href", "action", "srcset") or name.startswith("on")]
+
+
+def folder_of(tmp_path: Path, *, log: str = "") -> Path:
+    incident = tmp_path / "incidents" / "1"
+    incident.mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-1.log").write_text(log or "\x1b[31mstep 4\nIndexing.cu:1: Assertion `srcIndex < n` failed.\n")
+    bound = {"key": "input_ids", "expression": "input_ids", "op": "embedding", "module": "wte", "bound": {"low": 0, "high": 63}}
+    (incident / "contract.json").write_text(json.dumps({"guarded": [bound]}))
+    rows = numpy.arange(64, dtype=numpy.int64).reshape(4, 16)
+    rows[2, 7] = 70
+    save_file({"input_ids": rows}, incident / "batch.safetensors")
+    return tmp_path
+
+
+def test_the_story_has_five_sentences_who_why_what_was_done_what_to_do() -> None:
+    told = story(history())
+    assert len(told) == 5 and all(sentence.endswith(".") for sentence in told)
+    assert "4 ranks of 2 nodes for 6 steps" in told[0] and "input_ids[2,7] is 70" in told[1] and "another model" in told[2]
+    assert "4 ranks stopped at step 5 within 0.4 s" in told[3] and told[4] == "To do: load the one that matches."
+
+
+def test_a_clean_run_has_a_short_story() -> None:
+    assert story(history(incidents=()))[1:] == ["Nothing was found.", "It ended with exit code 65 (stopped)."]
+
+
+def test_a_requested_stop_is_no_fault() -> None:
+    asked = INCIDENT | {
+        "kind": "order.stop",
+        "severity": "info",
+        "summary": "a clean stop of all ranks: ann asked",
+        "fix": "nothing is wrong",
+    }
+    told = story(history(incidents=(asked,)))
+    assert told[1] == "Somebody asked for a clean stop of all ranks: ann asked." and len(told) == 3
+
+
+def test_next_steps_end_with_the_line_that_resumes() -> None:
+    assert next_steps(history(), LAST_WORDS) == ["load the one that matches", "watchdog torchrun train.py --resume runs/train-1"]
+
+
+def test_the_evidence_of_the_culprit_is_found(tmp_path: Path) -> None:
+    found = gather(folder_of(tmp_path), history(), None)
+    assert [(tail.rank, tail.lines, tail.telling) for tail in found.logs] == [
+        (1, ["step 4", "Indexing.cu:1: Assertion `srcIndex < n` failed."], {1})
+    ]
+    assert found.excerpt is not None and (found.excerpt.values[found.excerpt.bad], found.excerpt.first) == (70, 0)
+    assert found.contract[0]["module"] == "wte"
+
+
+def test_a_batch_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "incidents" / "1" / "batch.safetensors").write_bytes(b"torn")
+    assert gather(folder, history(), None).excerpt is None
+
+
+def test_the_bundle_that_the_incident_names_is_read_and_none_outside_of_the_run(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run")
+    (folder / "bundles").mkdir()
+    (folder / "incidents" / "1" / "batch.safetensors").rename(folder / "bundles" / "0-1.safetensors")
+
+    def excerpt_of(bundle: str) -> object:
+        named = INCIDENT | {"evidence": {"bundle": bundle}}
+        return gather(folder, history(incidents=(named,)), None).excerpt
+
+    assert excerpt_of("bundles/0-1.safetensors") is not None
+    (tmp_path / "other.safetensors").write_bytes((folder / "bundles" / "0-1.safetensors").read_bytes())
+    assert excerpt_of("../other.safetensors") is None
+
+
+def test_a_local_tokenizer_shows_ids_as_text(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    Tokenizer(WordLevel({f"w{number}": number for number in range(80)}, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
+    found = gather(folder_of(tmp_path / "run"), history(), decoder_of(tmp_path))
+    assert found.excerpt is not None and "w38 w70 w40" in (found.excerpt.text or "")
+
+
+def test_the_page_holds_everything_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    page = report_page(history(), gather(folder_of(tmp_path), history(), None), LAST_WORDS)
+    for words in (
+        "What happened",
+        "--resume runs/train-1",
+        "input_ids[2,7] = 70",
+        "<mark>70</mark>",
+        "wte",
+        "H100",
+        "Step time",
+        "Peak memory",
+    ):
+        assert words in page
+    assert "<mark>Indexing.cu:1: Assertion `srcIndex &lt; n` failed.</mark>" in page
+    elements = Elements(page)
+    assert "script" not in elements.names and elements.loading == []
+    assert not re.search(r"url\(|@import", page) and len(page) < 40_000
+
+
+def test_nothing_of_the_users_data_becomes_markup() -> None:
+    evil = json.loads(json.dumps({**INCIDENT}).replace("input_ids", "KEY")) | {"summary": EVIL, "cause": EVIL, "fix": EVIL, "kind": EVIL}
+    evil["batch"] = {"key": EVIL, "element": [1], "value": EVIL}
+    evil["origin"] = {"rank": 1, "node": EVIL}
+    record = RECORD | {"command": [EVIL], "exit_reason": EVIL, "versions": {EVIL: EVIL}}
+    reports = [
+        (
+            EVIL,
+            "s",
+            NodeReport(
+                seq=1,
+                time_ns=1,
+                blocks=(block(1, 6),),
+                gpus=(GpuSample(time_ns=1, index=0, uuid=EVIL, name=EVIL, memory_used_bytes=1, memory_total_bytes=1),),
+            ),
+        )
+    ]
+    found = history_of(EVIL, record, reports, incidents=(evil,))
+    evidence = Evidence(
+        logs=[LogTail(rank=1, lines=[EVIL, "Assertion" + EVIL], telling=frozenset({1}))], stacks={EVIL: EVIL}, contract=[{"key": EVIL}]
+    )
+    for page in (report_page(found, evidence, (f"  resume {EVIL}",)), timeline_page(found)):
+        elements = Elements(page)
+        assert not elements.names & {"script", "img"} and elements.loading == []
+
+
+def test_markdown_keeps_the_users_data_in_code() -> None:
+    evil = INCIDENT | {"summary": "`x` @everyone <b>![i](http://e)</b>|", "cause": "c"}
+    text = markdown_report(history(incidents=(evil,)), Evidence(), LAST_WORDS)
+    assert "`` 2023-11-14 22:13:25 UTC, batch.index_out_of_range: `x` @everyone <b>![i](http://e)</b>\\|. ``" in text
+    assert "watchdog torchrun train.py --resume runs/train-1" in text
+
+
+def test_many_ranks_share_rows_and_the_page_stays_small() -> None:
+    page = timeline_page(history(40, ranks=1_000))
+    assert len(page) < 200_000 and "0 to 10" in page and "more ranks" in page

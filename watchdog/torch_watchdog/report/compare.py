@@ -1,0 +1,79 @@
+"""Two jobs, or two attempts of one, side by side: what differs, and the step from which on they do.
+
+Pure: histories in, figures out. Losses are compared by step, as the mean over the ranks that have one.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+from typing import Any
+
+from torch_watchdog.report.history import JobHistory
+
+__all__ = ["comparison", "mean_loss"]
+
+Figures = dict[str, Any]
+_SAME = 1e-6  # relative: sums in another order differ by less
+
+
+def comparison(first: JobHistory, second: JobHistory) -> dict[str, Any]:
+    """`figures` holds [first, second] by name, times in seconds; `loss` tells where the curves part. Fit for JSON."""
+    pairs = zip(_figures(first).items(), _figures(second).values(), strict=True)
+    return {"jobs": [first.name, second.name], "figures": {name: [one, two] for (name, one), two in pairs}, "loss": _parting(first, second)}
+
+
+def mean_loss(history: JobHistory) -> dict[int, float]:
+    """By step, over the ranks. With several attempts the newest that came so far counts."""
+    by_step: dict[int, dict[int, list[float]]] = {}
+    for track in history.tracks:
+        for step, loss in track.loss.items():
+            by_step.setdefault(step, {}).setdefault(track.attempt, []).append(loss)
+    return {step: fmean(attempts[max(attempts)]) for step, attempts in sorted(by_step.items())}
+
+
+def _figures(history: JobHistory) -> Figures:
+    losses = mean_loss(history)
+    times = [track.median_step_s for track in history.tracks if track.median_step_s]
+    slowest = max(history.tracks, key=lambda track: track.median_step_s or 0, default=None)
+    return {
+        "ranks": len(history.ranks),
+        "attempts": len(history.attempts),
+        "steps": max((track.steps[-1] + 1 for track in history.tracks if track.steps), default=0),
+        "median step": median(times) if times else None,
+        "slowest rank": None if slowest is None or not slowest.median_step_s else slowest.rank,
+        "waiting for data": _share_of_loader(history),
+        "first loss": _finite(losses[min(losses)]) if losses else None,
+        "last loss": _finite(losses[max(losses)]) if losses else None,
+        "peak memory": max((size for track in history.tracks for size in track.peak_bytes.values()), default=None),
+        "skipped updates": len({step for track in history.tracks for step in track.vetoed}),
+        "incidents": len(history.incidents),
+        "exit code": history.record.get("exit_code"),
+    }
+
+
+def _share_of_loader(history: JobHistory) -> float | None:
+    whole = sum(sum(track.duration_ns.values()) for track in history.tracks)
+    return sum(sum(track.loader_ns().values()) for track in history.tracks) / whole if whole else None
+
+
+def _parting(first: JobHistory, second: JobHistory) -> dict[str, Any]:
+    """The first common step at which the mean losses are not the same number, and how far apart the last common ones are."""
+    one, two = mean_loss(first), mean_loss(second)
+    common = sorted(one.keys() & two.keys())
+    parted = next((step for step in common if not _is_same(one[step], two[step])), None)
+    last = common[-1] if common else None
+    return {
+        "common_steps": len(common),
+        "first_difference_at_step": parted,
+        "last_common_step": last,
+        "last_common_losses": None if last is None else [_finite(one[last]), _finite(two[last])],
+    }
+
+
+def _is_same(one: float, two: float) -> bool:
+    return math.isclose(one, two, rel_tol=_SAME) or (math.isnan(one) and math.isnan(two))
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,130 @@
+"""A job's story in at most five sentences, the facts of an incident, and what to do next.
+
+Pure: a history and the launch's last words in, plain text out. Whoever shows it escapes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from torch_watchdog.job.incident import is_order
+from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, what_offends, who
+from torch_watchdog.report.history import JobHistory
+
+__all__ = ["clock", "facts_of", "next_steps", "story"]
+
+_MAX_NAMED = 8
+
+
+def story(history: JobHistory) -> list[str]:
+    """What ran, what happened, why, what was done, and what to do."""
+    found = history.main_incident
+    sentences = [_what_ran(history)]
+    if found is None:
+        return [*sentences, "Nothing was found.", _how_it_ended(history)]
+    if is_order(found):
+        return [*sentences, _sentence(f"Somebody asked for {found.get('summary', 'a boundary')}"), _what_was_done(found, history)]
+    sentences += [_sentence(f"{_severity(found)}: {found.get('summary', '')}"), _sentence(str(found.get("cause", "")))]
+    sentences += [_what_was_done(found, history), _sentence(f"To do: {found['fix']}") if found.get("fix") else ""]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _sentence(text: str) -> str:
+    text = one_line(text)
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _severity(found: Mapping[str, Any]) -> str:
+    at = clock(found.get("time"))
+    return f"{at}, {found.get('kind')}" if at else str(found.get("kind"))
+
+
+def clock(text: object) -> str:
+    """`2026-01-31 00:00:05 UTC`; nothing where it is no time."""
+    try:
+        return datetime.fromisoformat(str(text)).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except ValueError:
+        return ""
+
+
+def _what_ran(history: JobHistory) -> str:
+    record = history.record
+    nodes = len(set(history.node_of.values()))
+    where = f" of {count(nodes, 'node')}" if nodes > 1 else ""
+    began = clock(record.get("started"))
+    steps = max((track.steps[-1] + 1 for track in history.tracks if track.steps), default=0)
+    more = f" in {count(len(history.attempts), 'attempt')}" if len(history.attempts) > 1 else ""
+    return _sentence(
+        f"Job {history.name} trained on {count(len(history.ranks), 'rank')}{where} for {count(steps, 'step')}{more}"
+        + (f", from {began} on" if began else "")
+    )
+
+
+def _how_it_ended(history: JobHistory) -> str:
+    code, reason = history.record.get("exit_code"), history.record.get("exit_reason")
+    if code is None:
+        return "It has not ended, or its launcher was killed before it could say how."
+    return _sentence(f"It ended with exit code {code} ({reason})" if reason else f"It ended with exit code {code}")
+
+
+def _what_was_done(found: Mapping[str, Any], history: JobHistory) -> str:
+    action = found.get("action") or {}
+    parts = []
+    if action.get("ranks_stopped"):
+        seconds = action.get("seconds_to_stop")
+        within = f" within {seconds:g} s" if isinstance(seconds, int | float) else ""
+        parts.append(f"{count(len(action['ranks_stopped']), 'rank')} stopped at step {action.get('stopped_at_step')}{within}")
+    if action.get("prevented"):
+        parts.append("no update was computed with the bad data")
+    checkpoint = action.get("checkpoint") or {}
+    if checkpoint.get("path"):
+        parts.append(f"a checkpoint was written ({checkpoint_state(checkpoint)}): {checkpoint['path']}")
+    if not parts:
+        return _how_it_ended(history)
+    text = ", ".join(parts)
+    return _sentence(text[0].upper() + text[1:])
+
+
+def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
+    """An incident, line by line; only what is known."""
+    bound, batch, action = found.get("bound") or {}, found.get("batch") or {}, found.get("action") or {}
+    checkpoint = action.get("checkpoint") or {}
+    origin = found.get("origin") or {}
+    facts = {
+        "kind": found.get("kind"),
+        "severity": found.get("severity"),
+        "status": found.get("status"),
+        "time": clock(found.get("time")),
+        "who": "" if is_order(found) else who(found),
+        "where it ran": ", ".join(f"{name} {origin[name]}" for name in ("node", "local_rank", "pid") if origin.get(name) is not None),
+        "what": what_offends(found) if batch else found.get("summary"),
+        "tensor": " ".join(str(batch[name]) for name in ("shape", "dtype", "device") if batch.get(name)),
+        "allowed": allowed_range(bound),
+        "needed by": " ".join(str(bound[name]) for name in ("op", "module", "source") if bound.get(name)),
+        "learned from": bound.get("learned_from"),
+        "cause": found.get("cause"),
+        "fix": found.get("fix"),
+        "ranks reached": _some(found.get("ranks_affected") or ()),
+        "policy": action.get("policy"),
+        "checkpoint": f"{checkpoint['path']} ({checkpoint_state(checkpoint)})" if checkpoint.get("path") else "",
+    }
+    return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "")}
+
+
+def _some(ranks: Sequence[int]) -> str:
+    if len(ranks) <= _MAX_NAMED:
+        return ", ".join(map(str, ranks))
+    return f"{', '.join(map(str, ranks[:_MAX_NAMED]))} and {len(ranks) - _MAX_NAMED} more"
+
+
+def next_steps(history: JobHistory, last_words: Sequence[str]) -> list[str]:
+    """The fix, then what the launch said to type."""
+    found = history.main_incident
+    steps = [str(found["fix"])] if found is not None and found.get("fix") and not is_order(found) else []
+    for line in last_words:
+        label, _, text = line.strip().partition(" ")
+        if label in ("resume", "next"):
+            steps.append(text.strip())
+    return [one_line(step) for step in steps]
