@@ -5,6 +5,7 @@ Owns the table of routes and the login. Pages are added in `pages/`, JSON in `ap
 
 from __future__ import annotations
 
+import importlib.resources
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.applications import Starlette
@@ -39,6 +40,7 @@ def make_app(view: FleetView, access: Access, *, tls: bool) -> Starlette:
             Route("/healthz", _healthz),
             Route("/readyz", _readyz),
             Route("/metrics", _metrics),
+            Route("/runbooks/{kind}", _runbook),
             Route("/login", _show_login),
             Route("/login", _login, methods=["POST"]),
             Route("/logout", _logout, methods=["POST"]),
@@ -71,6 +73,13 @@ async def _metrics(request: Request) -> Response:
     except UnknownJobError as error:
         return JSONResponse({"error": str(error)}, status_code=404)
     return Response(text, media_type=kind)
+
+
+async def _runbook(request: Request) -> Response:
+    """What to do about a kind of incident, as a page of plain text."""
+    pages = {path.name: path for path in importlib.resources.files("torch_watchdog").joinpath("runbooks").iterdir()}
+    found = pages.get(f"{request.path_params['kind']}.md")
+    return PlainTextResponse("no such kind\n", status_code=404) if found is None else PlainTextResponse(found.read_text(encoding="utf-8"))
 
 
 async def _show_login(request: Request) -> Response:
