@@ -313,3 +313,8 @@ def test_a_report_lies_among_the_jobs_files_and_can_be_markdown_or_json(runs: Ru
 def test_two_jobs_are_compared_and_an_attempt_that_is_not_there_is_named(runs: Runs, ended_job: RunDirectory) -> None:
     assert "the losses are the same in all 4 common steps" in runs("timeline", "train-1", "train-1@0").stdout
     assert "no steps of an attempt 7: 0 reported" in runs("timeline", "train-1", "train-1@7").stderr
+
+
+def test_watching_without_a_terminal_says_what_to_use_instead(runs: Runs, ended_job: RunDirectory) -> None:
+    done = runs("status", "train-1", "--watch")
+    assert done.returncode == 2 and "--watch needs a terminal" in done.stderr

@@ -1,28 +1,38 @@
-"""`watchdog status [JOB]`: one job and its ranks, now or as it ended."""
+"""`watchdog status [JOB] [--watch]`: one job and its ranks, now or as it ended."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+import time
 
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_facts, print_json, print_last_words, print_table
-from torch_watchdog.cli.source import find_job
+from torch_watchdog.cli.source import JobLook, find_job
+from torch_watchdog.report.live import live_lines
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
 __all__ = ["command"]
 
+_REFRESH_S = 1.0
+
 
 @click.command("status", short_help="Show a job and its ranks.")
 @click.argument("job", required=False)
+@click.option("--watch", is_flag=True, help="Stay and show how it goes on, until the job ends or Ctrl-C.")
 @look_options
 @json_option
 @click.pass_context
-def command(context: click.Context, /, job: str | None, as_json: bool, **_: object) -> None:
+def command(context: click.Context, /, job: str | None, watch: bool, as_json: bool, **_: object) -> None:
     """Show a job and its ranks (the newest where none is named)."""
     config = settings(context)
     look = find_job(job, directory=config.directory, daemon=config.daemon)
+    if watch:
+        if as_json or not sys.stdout.isatty():
+            raise click.UsageError("--watch needs a terminal; for a program: `watchdog status --json`, as often as it likes")
+        _watch(look)
     found = look.status()
     if as_json:
         print_json(dataclasses.asdict(found))
@@ -32,6 +42,25 @@ def command(context: click.Context, /, job: str | None, as_json: bool, **_: obje
         ("rank", "node", "phase", "alive", "step", "loss", "step time"), [_row(rank) for rank in found.ranks], empty="no rank has reported"
     )
     print_last_words(look)
+
+
+def _watch(look: JobLook) -> None:
+    """Returns once the job has ended: what it came to is then shown as without --watch."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False, emoji=False)
+
+    def frame(job: JobStatus) -> Group:
+        width, height = console.size
+        lines = live_lines(job, look.incidents(), now_s=time.time(), height=height - 1, width=width)
+        return Group(*(Text.assemble(*line) for line in lines))
+
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while (job := look.status()).state != "ended":
+            live.update(frame(job), refresh=True)
+            time.sleep(_REFRESH_S)
 
 
 def _facts(job: JobStatus) -> dict[str, object]:
