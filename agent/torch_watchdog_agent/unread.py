@@ -44,7 +44,9 @@ class Unread:
         before = len(self._under_check)
         if wait and (self._under_check or self._stream is None):
             self._stream = _stream()
-        while self._under_check and not is_captured():
+        if not self._under_check or is_captured():
+            return False
+        while self._under_check:
             first = self._under_check[0]
             try:
                 if wait:
@@ -63,6 +65,8 @@ class Unread:
     def _is_on_the_side(self) -> bool:
         """Whether this batch is handed over on another stream than the training's: a stand-in made here might be used before it is whole."""
         beside = self._stream is not None and self._stream != _stream()
+        if beside:
+            self._stream = None  # the next backward tells which one it is by now
         if beside and not self._told:
             self._told = True
             self._say("batches on a GPU come on another CUDA stream than the training's: their values are checked in traced steps only")

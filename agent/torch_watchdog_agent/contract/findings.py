@@ -5,7 +5,7 @@ Learns from every batch that trained, and speaks only where the traces say that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -109,6 +109,15 @@ class Seen:
             if type(seen[key].low) is int:
                 known.high = seen[key].high if known.low is None else max(known.high, seen[key].high)
                 known.low = seen[key].low if known.low is None else min(known.low, seen[key].low)
+
+    def took_usual(self, extremes: Iterable[tuple[str, int, int]]) -> None:
+        """A batch that is like others in all but what its integers are went to the training; `extremes` of whole tensors of it."""
+        self.batches += 1
+        for key, low, high in extremes:
+            known = self._known[key]
+            if known.low is None or low < known.low or high > known.high:
+                known.high = high if known.low is None else max(known.high, high)
+                known.low = low if known.low is None else min(known.low, low)
 
 
 def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known, batches: int) -> list[Oddity]:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from torch_watchdog_agent.contract.aftermath import probability_violation
-from torch_watchdog_agent.contract.check import UNREAD, Extremes, TensorStat, extremes
+from torch_watchdog_agent.contract.check import UNREAD, Extremes, extremes
+from torch_watchdog_agent.contract.checked import Checked, UnderCheck
 from torch_watchdog_agent.contract.declared import declared_rules, declared_version
-from torch_watchdog_agent.contract.findings import Oddity, Seen
+from torch_watchdog_agent.contract.findings import Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.inside import not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.mailbox import Mailbox
 from torch_watchdog_agent.contract.mode import compiled_code_in_the_way, modes_on_stack, without_modes
-from torch_watchdog_agent.contract.ondevice import DeviceChecks, Finite, Look, Part, Sent
+from torch_watchdog_agent.contract.ondevice import DeviceChecks, Finite, Look, Part
 from torch_watchdog_agent.contract.placement import stand_ins, taken_from
 from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
 from torch_watchdog_agent.contract.reading import is_on_device, lesson_of, read
@@ -43,36 +43,6 @@ __all__ = ["Checked", "Guard", "UnderCheck"]
 
 Result = TypeVar("Result")
 MAX_PLANS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What the guard says about one batch. `violation` is only one that needs no confirmation; `needs_trace`: the step must be a traced one."""
-
-    batch_id: int
-    leaves: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    stats: tuple[TensorStat, ...] = ()
-    violation: Violation | None = None
-    warnings: tuple[Violation, ...] = ()
-    needs_trace: bool = False
-    origin: Origin | None = None
-    signature: Signature = ()
-    version: int = 0
-    suspects: tuple[Rule, ...] = ()
-    unsettled: tuple[Rule, ...] = ()
-    oddities: tuple[Oddity, ...] = ()
-    legal: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    elsewhere: frozenset[str] = frozenset()  # tensors on a device, which were not read
-    on_device: DeviceChecks = field(default_factory=DeviceChecks)
-    seen: Mapping[str, Extremes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnderCheck:
-    """A batch whose values a device is looking at. What it says is asked with `Guard.said_of`, once it has `arrived`."""
-
-    checked: Checked
-    sent: Sent
 
 
 class Guard:
@@ -94,6 +64,7 @@ class Guard:
         self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(), Scalars()
         self._tracer = Tracer(self._names, self._contract, on_refused)
         self._plans: dict[tuple[Signature, frozenset[str]], tuple[int, Plan, DeviceChecks]] = {}
+        self._usual: dict[tuple[Signature, frozenset[str]], Checked] = {}
         self._batches = 0
         self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
         self._handed: Origin | None = None  # the newest batch that the loop got
@@ -201,13 +172,22 @@ class Guard:
             leaves, elsewhere = read(own, elsewhere)
             signature = signature_of(leaves, self._names.training(), telling)
         origin = Origin(leaves=leaves, indices=indices, worker=worker, own=own)
+        usual = self._usual.get((signature, elsewhere)) if elsewhere else None
+        if usual is not None and usual.version == self._version:
+            return Checked(
+                batch_id=self._batches, leaves=own, stats=usual.stats, origin=origin, signature=signature, version=usual.version,
+                legal=usual.legal, elsewhere=elsewhere, on_device=usual.on_device, seen=usual.seen, is_usual=True,
+            )  # fmt: skip
         if modes_on_stack():
             with without_modes():
                 checked, seen, news = self._judged(self._batches, signature, origin, elsewhere)
         else:
             checked, seen, news = self._judged(self._batches, signature, origin, elsewhere)
-        if checked.violation is None and not checked.on_device.looks:
-            self._seen.took(news, leaves, seen)
+        if not checked.on_device.looks:
+            if checked.violation is None:
+                self._seen.took(news, leaves, seen)
+        elif len(elsewhere) == len(leaves) and not (news or checked.needs_trace or checked.violation or checked.warnings):
+            self._usual[signature, elsewhere] = checked  # the next one of this signature has nothing to tell before the device has looked
         return checked
 
     def _must_read(self, signature: Signature, leaves: Mapping[str, torch.Tensor], elsewhere: frozenset[str]) -> bool:
@@ -276,6 +256,7 @@ class Guard:
             return known[1], known[2]
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
+            self._usual.clear()
         shaped = stand_ins(leaves, elsewhere) if elsewhere else leaves
         plan = plan_for(
             [*declared_rules(shaped), *self._contract.usable(structure_of(signature))], shaped, shapes_of(shaped), unread=elsewhere
@@ -294,12 +275,18 @@ class Guard:
         return isinstance(look, Finite) and self._seen.expects_not_finite(look.key)
 
     def _start(self, checked: Checked, batch: object, change: bool) -> tuple[object, UnderCheck | None]:
-        with without_modes(), torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        trained = [key for key, tensor in checked.leaves.items() if tensor.requires_grad]
+        if trained or modes_on_stack() or torch.is_inference_mode_enabled():
+            with without_modes(), torch.inference_mode(False):
+                sent = checked.on_device.sent(checked.leaves, self._mailbox)
+        else:
             sent = checked.on_device.sent(checked.leaves, self._mailbox)
         under_check = UnderCheck(checked=checked, sent=sent)
-        legal = {key: tensor for key, tensor in sent.made.items() if not checked.leaves[key].requires_grad}
+        legal = {key: tensor for key, tensor in sent.made.items() if key not in trained} if trained else sent.made
         if not (change and legal):
             return batch, under_check
+        if type(batch) is dict and legal.keys() <= batch.keys():
+            return {**batch, **legal}, under_check
         try:
             return replaced(batch, legal), under_check
         except Exception as error:  # noqa: BLE001  a container of the user's own that cannot be made again
@@ -318,6 +305,9 @@ class Guard:
         answers = checked.on_device.answers(sent)
         if not any(one.is_broken(numbers) and not self._is_expected(one) for one, numbers in answers):
             whole = {one.key: numbers for one, numbers in answers if isinstance(one, Part) and not one.slot[1].is_floating_point}
+            if checked.is_usual:
+                self._seen.took_usual([(key, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()])
+                return None
             seen = {**checked.seen, **{key: Extremes(None, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()}}
             self._seen.took(self._seen.news(checked.leaves, seen), checked.leaves, seen)
             return None

@@ -6,25 +6,28 @@ Nothing here waits but `Letter.wait`. Where the tensors are on the CPU a letter 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
-__all__ = ["Letter", "Mailbox", "Mark"]
+__all__ = ["Letter", "Mailbox", "Mark", "Slot"]
 
-Slot: TypeAlias = tuple[torch.dtype, int, str]
+Slot: TypeAlias = tuple[torch.device, torch.dtype, int]
 
 
 class Mark(Protocol):
-    """A place in what a device has to do."""
+    """A place in what a device has to do. `record` puts it behind all that its stream has been given; it may be put elsewhere once it is reached."""
 
+    def record(self) -> None: ...
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
 
 
 class _Passed:
     """On the CPU everything has been done when its call returns."""
+
+    def record(self) -> None:
+        return None
 
     def query(self) -> bool:
         return True
@@ -33,23 +36,40 @@ class _Passed:
         return None
 
 
+class _Event:
+    """On a CUDA device. Whoever waits for it sleeps, and keeps no core busy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(blocking=True)
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        return bool(self._event.query())
+
+    def synchronize(self) -> None:
+        if not self._event.query():
+            self._event.synchronize()
+
+
 def mark_on(device: torch.device) -> Mark:
-    """Behind all that the stream at hand has been given. Whoever waits for it sleeps, and keeps no core busy."""
-    if device.type != "cuda":
-        return _Passed()
-    event: Any = torch.cuda.Event(blocking=True)
-    event.record(torch.cuda.current_stream(device))
-    made: Mark = event
-    return made
+    return _Event(device) if device.type == "cuda" else _Passed()
 
 
 class Letter:
-    """Sheets of numbers that were sent together. `take` them once they have arrived: their memory is used again."""
+    """Pages of numbers that are sent together, again and again: `take` them once they have arrived, and it may be sent once more."""
 
-    __slots__ = ("_done", "_mark", "_sheets")
+    __slots__ = ("_mark", "_pages", "_rest")
 
-    def __init__(self, mark: Mark, sheets: Sequence[torch.Tensor], done: Callable[[], None]) -> None:
-        self._mark, self._sheets, self._done = mark, sheets, done
+    def __init__(self, slots: Sequence[Slot], mark: Mark, rest: list[Letter]) -> None:
+        self._pages = [torch.empty(count, dtype=dtype, device="cpu", pin_memory=device.type == "cuda") for device, dtype, count in slots]
+        self._mark, self._rest = mark, rest
+
+    def send(self, sheets: Sequence[torch.Tensor]) -> None:
+        for page, sheet in zip(self._pages, sheets, strict=True):
+            page.copy_(sheet, non_blocking=True)
+        self._mark.record()
 
     def arrived(self) -> bool:
         return self._mark.query()
@@ -59,8 +79,8 @@ class Letter:
         self._mark.synchronize()
 
     def take(self) -> list[list[float]]:
-        numbers = [sheet.tolist() for sheet in self._sheets]
-        self._done()
+        numbers = [page.tolist() for page in self._pages]
+        self._rest.append(self)
         return numbers
 
 
@@ -69,21 +89,11 @@ class Mailbox:
 
     def __init__(self, mark_on: Callable[[torch.device], Mark] = mark_on) -> None:
         self._mark_on = mark_on
-        self._free: dict[Slot, list[torch.Tensor]] = {}
+        self._free: dict[tuple[Slot, ...], list[Letter]] = {}
 
-    def send(self, sheets: Sequence[torch.Tensor]) -> Letter:
-        """All on one device; they travel behind what its stream has been given so far."""
-        slots = [(sheet.dtype, sheet.numel(), sheet.device.type) for sheet in sheets]
-        copies = [self._free[slot].pop() if self._free.get(slot) else _page(slot) for slot in slots]
-        for copy, sheet in zip(copies, sheets, strict=True):
-            copy.copy_(sheet, non_blocking=True)
-        return Letter(self._mark_on(sheets[0].device), copies, partial(self._take_back, slots, copies))
-
-    def _take_back(self, slots: Sequence[Slot], copies: Sequence[torch.Tensor]) -> None:
-        for slot, copy in zip(slots, copies, strict=True):
-            self._free.setdefault(slot, []).append(copy)
-
-
-def _page(slot: Slot) -> torch.Tensor:
-    dtype, count, device = slot
-    return torch.empty(count, dtype=dtype, device="cpu", pin_memory=device == "cuda")
+    def send(self, slots: tuple[Slot, ...], sheets: Sequence[torch.Tensor]) -> Letter:
+        """Sheets of these slots, all on one device; they travel behind what its stream has been given so far."""
+        rest = self._free.setdefault(slots, [])
+        letter = rest.pop() if rest else Letter(slots, self._mark_on(slots[0][0]), rest)
+        letter.send(sheets)
+        return letter

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ import torch
 
 from torch_watchdog_agent.contract.check import MAX_FULL_FLOATS
 from torch_watchdog_agent.contract.mailbox import Letter, Mailbox
+from torch_watchdog_agent.contract.mailbox import Slot as Sheet
 from torch_watchdog_agent.contract.replay import Program
 from torch_watchdog_agent.contract.rules import Rule
 
@@ -140,15 +142,15 @@ Look: TypeAlias = Part | Computed | Finite
 class Sent:
     """One batch under check. `kept`: its tensors as they were, alive until the numbers are there; `made`: the legal stand-ins."""
 
-    letters: Mapping[tuple[Slot, ...], Letter]
+    letters: Sequence[Letter]
     kept: Leaves
     made: Leaves
 
     def arrived(self) -> bool:
-        return all(letter.arrived() for letter in self.letters.values())
+        return all(letter.arrived() for letter in self.letters)
 
     def wait(self) -> None:
-        for letter in self.letters.values():
+        for letter in self.letters:
             letter.wait()
 
 
@@ -159,27 +161,36 @@ class DeviceChecks:
     looks: list[Look] = field(default_factory=list)
     uncovered: list[tuple[Rule, str]] = field(default_factory=list)
     elsewhere: frozenset[str] = frozenset()
+    _layout: list[tuple[Sheet, ...]] = field(default_factory=list)  # the sheets of each device
 
     def sent(self, leaves: Leaves, mailbox: Mailbox) -> Sent:
         """Starts the checks of this batch."""
-        counts: Counter[Slot] = Counter()
-        for one in self.looks:
-            counts[one.slot] += one.count
-        sheets = {slot: torch.empty(count, dtype=slot[1], device=slot[0]) for slot, count in counts.items()}
-        cells = {slot: iter(sheet.unbind()) for slot, sheet in sheets.items()}
+        layout = self._layout or self._laid_out()
+        sheets = {sheet: torch.empty(sheet[2], dtype=sheet[1], device=sheet[0]) for of_device in layout for sheet in of_device}
+        cells = {sheet[:2]: iter(numbers.unbind()) for sheet, numbers in sheets.items()}
         made: dict[str, torch.Tensor] = {}
         for one in self.looks:
             one.look(leaves, made, cells[one.slot])
-        letters = {}
-        for device in dict.fromkeys(device for device, _ in sheets):
-            slots = tuple(slot for slot in sheets if slot[0] == device)
-            letters[slots] = mailbox.send([sheets[slot] for slot in slots])
+        letters = [mailbox.send(of_device, [sheets[sheet] for sheet in of_device]) for of_device in layout]
         return Sent(letters=letters, kept={key: leaves[key] for key in self.elsewhere}, made=made)
+
+    def _laid_out(self) -> list[tuple[Sheet, ...]]:
+        counts: Counter[Slot] = Counter()
+        for one in self.looks:
+            counts[one.slot] += one.count
+        sheets = [(device, dtype, count) for (device, dtype), count in counts.items()]
+        self._layout = [
+            tuple(sheet for sheet in sheets if sheet[0] == device) for device in dict.fromkeys(device for device, _, _ in sheets)
+        ]
+        return self._layout
 
     def answers(self, sent: Sent) -> list[tuple[Look, list[float]]]:
         """What each look has brought, once all has arrived."""
-        numbers = {slot: iter(sheet) for slots, letter in sent.letters.items() for slot, sheet in zip(slots, letter.take(), strict=True)}
-        return [(one, [next(numbers[one.slot]) for _ in range(one.count)]) for one in self.looks]
+        numbers = {}
+        for of_device, letter in zip(self._layout, sent.letters, strict=True):
+            for sheet, page in zip(of_device, letter.take(), strict=True):
+                numbers[sheet[:2]] = iter(page)
+        return [(one, list(islice(numbers[one.slot], one.count))) for one in self.looks]
 
 
 def _laid_out_as(leaf: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,9 @@ class Lag:
     def __init__(self, waits: list[Lag]) -> None:
         self.waits, self.reached = waits, False
 
+    def record(self) -> None:
+        self.reached = False
+
     def query(self) -> bool:
         return self.reached
 
