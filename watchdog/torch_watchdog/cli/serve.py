@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from torch_watchdog.cli.options import settings
+from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.say import say
 from torch_watchdog_proto.loops import quiet_grpc
 
@@ -20,23 +21,35 @@ DEFAULT_PORT = 9470
 
 @click.command("serve", short_help="Serve a daemon for many jobs.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="PORT", help="0: any free port.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="Another than this machine's own: with TLS, and for holders of the token that TORCH_WATCHDOG_TOKEN_FILE names.",
+)
 @click.option("--web", metavar="auto|HOST:PORT", help="Serve the page, the JSON API and the metrics too (default: not).")
 @click.option(
     "--alert", multiple=True, metavar="URL", help="Tell of incidents: pagerduty://KEY, alertmanager://HOST:PORT, or any Apprise URL."
 )
 @click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs).")
 @click.pass_context
-def command(context: click.Context, /, port: int, **_: object) -> None:
+def command(context: click.Context, /, port: int, host: str, **_: object) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
     config = settings(context)
     with quiet_grpc():
         from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
         from torch_watchdog.daemon.embedded import EmbeddedDaemon
-        from torch_watchdog.daemon.token import kept_token, new_token
+        from torch_watchdog.daemon.token import TOKEN_FILE, kept_token, new_token
+        from torch_watchdog_proto.tls import leaves_the_machine
 
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the daemon's threads start, so that they leave both to us
-    listen, token = (f"127.0.0.1:{port}",), new_token(os.environ)
+    listen, token = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}",), new_token(os.environ)
+    if leaves_the_machine(listen[0]) and not os.environ.get(TOKEN_FILE):
+        raise ConfigError(
+            "--host", f"a port that other machines reach needs {TOKEN_FILE} to name a file with the token that they have, too"
+        )
     known = DaemonConfig(
         runs_dir=config.directory,
         listen=listen,
