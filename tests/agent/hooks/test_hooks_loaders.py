@@ -33,7 +33,7 @@ def heard_all(heard: Heard) -> None:
         ("stream_of_workers", (None, worker(BAD % 2))),
         ("batches_of_the_data_set", (BAD // BATCH, None)),
         ("stateful", (BAD, None)),
-        ("stateful_workers", (BAD, worker(0))),
+        ("stateful_workers", (BAD, 0)),
         ("loader_inside", (BAD, None)),
         ("named_tuples", (BAD, None)),
         ("nested", (BAD, None)),
