@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,17 @@ def test_two_ranks_that_fail_leave_nothing_to_save(tmp_path: Path) -> None:
 
 def test_the_batch_of_a_failing_rank_is_replayed_with_its_true_stack(tmp_path: Path) -> None:
     run = launch(tmp_path, [*watchdog("--policy", "observe"), *torchrun(*script("train.py", "--bad", 38))])
-    (bundle,) = run.run_dir.glob("bundles/*-*.safetensors")
+    bundle = run.run_dir / "bundles" / f"0-{run.incidents[0]['origin']['rank']}.safetensors"
     assert bundle.stat().st_mode & 0o777 == 0o600
     replayed = launch(tmp_path, [*watchdog("replay"), str(bundle)])
     assert replayed.code == 1, replayed.err
     assert re.search(r"File \".*train.py\", line \d+, in forward(?s:.*)index out of range", replayed.err)
+
+
+def test_a_healthy_rank_that_never_answers_does_not_keep_the_launcher_waiting(tmp_path: Path) -> None:
+    began = time.monotonic()
+    run = failed(tmp_path, "--fault", "kill", "--freeze")
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"], incident["action"]["checkpoint"]) == (1, "rank.died", 1, None), run.err
+    assert "no word from ranks 0" in incident["cause"]
+    assert time.monotonic() - began < 120  # 10 s for its word; torchrun itself takes 30 s to end a process that is stopped

@@ -46,6 +46,7 @@ TOO_LONG_S = 150
 TOLD = ("fault", "model", "optimizer", "sync", "outcome", "updates", "culprit", "kind", "exit_code", "seconds_to_free", "seconds")
 AT_ONCE = int(os.environ.get("AT_ONCE", "3"))
 ENVIRONMENT = {
+    "TORCH_WATCHDOG_DEVICE_GATE": os.environ.get("DEVICE_GATE", "false"),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": os.environ.get("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1"),
 }

@@ -55,6 +55,7 @@ class LaunchConfig:
     scan: bool = False
     scan_after: str | None = None
     replay: str | None = None
+    device_gate: bool = False
 
 
 def load_config(flags: Mapping[str, Any], *, file: Path | None = None) -> LaunchConfig:
@@ -230,6 +231,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "dir": _folder,
     "grace": _grace,
     "keeper": _keeper,
+    "device_gate": _keeper,
     "on_signal": _on_signal,
     "signal_grace": _grace,
     "web": _web,

@@ -7,6 +7,8 @@ all: a state that a half step may have touched is never called whole.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections import deque
@@ -28,6 +30,7 @@ __all__ = ["Rescuer"]
 # Before the first update; between two windows; from a window's first batch to its gate; in the update; from there to the next fetch.
 Phase: TypeAlias = Literal["start", "boundary", "window", "update", "after"]
 WORD_TIMEOUT_S = 5.0  # for the daemon's word to a rank that raises: where none comes it ends as it would have without us
+LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
 SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
 
 
@@ -67,7 +70,7 @@ class Rescuer:
         """The update may follow: from here on the state is in flux."""
         self._come_to("update")
         self._steps_in_window += 1
-        if self._device is None and not self._device_asked:
+        if self._rank.config.device_gate and self._device is None and not self._device_asked:
             self._device_asked = True
             self._device = self._device_gate(optimizer)
         if self._device is not None and self._steps_in_window == 1:
@@ -231,7 +234,10 @@ class Rescuer:
         rank.say(f"another rank has failed ({free.reason}): this one applies no update any more")
         kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
         if on_device(kept):
-            self._rescue_from_device(free, kept)
+            if rank.config.device_gate:
+                self._rescue_from_device(free, kept)
+            else:
+                self._give_up_on_device(free)
             return
         self._let_the_update_end()
         sockets.shut_down_all()
@@ -239,6 +245,17 @@ class Rescuer:
         holds, why = self._holdings(kept)
         rank.tell(self._freed(free, holds, why, rank.loop.updates_applied))
         self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+
+    def _give_up_on_device(self, free: Free) -> None:
+        """No CUDA call, no abort: what is queued on the device is unknown, and a wait there may never end. Nothing is said to be whole."""
+        rank = self._rank
+        rank.tell(self._freed(free, "nothing", "a state on GPUs is not saved after another rank's failure", rank.loop.updates_applied))
+        self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._standing, LEAVE_S)
+        if not self._standing:
+            rank.say("it waits on its device for a rank that is gone: it is ended")
+            os.kill(os.getpid(), signal.SIGKILL)  # no handler of Python's runs while the training thread is in the driver
 
     def _rescue_from_device(self, free: Free, kept: Any) -> None:
         """No collective is broken before the state is on disk: what is queued behind it would run with garbage."""

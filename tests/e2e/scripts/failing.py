@@ -90,6 +90,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--both", action="store_true", help="all ranks fail")
     parser.add_argument("--place", default="forward", choices=["forward", "after", "step"])
     parser.add_argument("--wait", default="", choices=["", "barrier", "all_reduce", "group"])
+    parser.add_argument("--freeze", action="store_true", help="the other ranks stop, so that nothing can be asked of them")
     parser.add_argument("--teardown", type=float, default=None, help="destroy the process group in a finally, after so many seconds")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--steps", type=int, default=1000)
@@ -155,6 +156,8 @@ def train(args: argparse.Namespace) -> None:
                 break
             if step == args.at:
                 print(f"rank {rank} fault {time.time():.3f}", flush=True)
+            if args.freeze and rank != args.rank and step == args.at:
+                fail("stop")
             if failing and step == args.at and args.place == "forward":
                 fail(args.fault)
             loss = nn.functional.cross_entropy(model(ids), labels)
@@ -164,10 +167,10 @@ def train(args: argparse.Namespace) -> None:
                 fail(args.fault)
             scheduler.step()
             optimizer.zero_grad()
-            wait_elsewhere(args.wait, other)
             if not args.fsdp:
                 trail.write(f"{step + 1} {digest(plain, optimizer)} {scheduler.last_epoch}\n")
                 trail.flush()
+            wait_elsewhere(args.wait, other)
             time.sleep(args.pause)
     except BaseException:
         print(f"rank {rank} free {time.time():.3f}", flush=True)

@@ -27,7 +27,10 @@ from torch_watchdog.job.events import (
     WriteIncident,
 )
 from torch_watchdog.job.job import Job
+from torch_watchdog.job.rescues import HEAD_START_S
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.rescue_words import Release
+from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S
 
 REPO = Path(__file__).resolve().parents[3]
 SCHEMA = REPO / "proto" / "torch_watchdog_proto" / "incident.schema.json"
@@ -432,6 +435,24 @@ def test_a_killed_rank_is_named_with_its_signal_after_three_seconds_though_its_p
     run.wait(0.2)
     (incident,) = run.incidents
     assert incident["kind"] == "rank.died" and "SIGKILL" in incident["summary"] and incident["origin"]["rank"] == 1
+
+
+def released(run: Run) -> list[int]:
+    return [effect.tell.rank for effect in run.effects if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Release)]
+
+
+def test_the_launcher_is_told_in_time_though_the_healthy_rank_never_says_a_word() -> None:
+    """Nothing in a rank is needed for it: its thread may be blocked for ever."""
+    run = Run()
+    run.hello(0, 1)
+    run.report(events=(ended(1, 1, signal=9),))
+    run.wait(FREE_TIMEOUT_S - 0.1)
+    assert released(run) == []
+    run.wait(0.2)
+    assert released(run) == [1]
+    run.wait(HEAD_START_S)
+    assert released(run) == [1, 0]
+    assert "no word from ranks 0" in run.incidents[0]["cause"]
 
 
 def test_ranks_that_were_asked_to_end_are_a_warning() -> None:

@@ -176,6 +176,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         scan=config.scan,
         scan_after=config.scan_after,
         replay=config.replay,
+        device_gate=config.device_gate,
     )
 
 
