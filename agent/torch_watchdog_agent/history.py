@@ -98,9 +98,15 @@ class History:
             return None
         value = float(loss.detach())
         # A loop that fetched several micro-batches first: when the later ones' forwards began is not known.
-        forward_ns, self._handed_ns = now_ns - self._handed_ns if self._handed_ns else 0, 0
+        forward_ns, self._handed_ns = max(0, now_ns - self._handed_ns) if self._handed_ns else 0, 0
         self._losses.append((value, forward_ns))
         return value
+
+    def waited(self, spent_ns: int) -> None:
+        """The forward has waited for other ranks: that is no time of this rank's own."""
+        if not self._backward_since_ns:
+            self._backward_ns += spent_ns
+            self._handed_ns += spent_ns if self._handed_ns else 0
 
     def norm_seen(self, norm: Any) -> None:
         """The norm of all gradients, as the loop's own clipping has computed it."""

@@ -355,7 +355,9 @@ class StepBlock:
     reserved_bytes: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     updates_applied: tuple[int, ...] = ()
-    backward_ns: tuple[int, ...] = ()  # from each loss to the next fetch or the gate: backward, and waiting for others in it
+    backward_ns: tuple[
+        int, ...
+    ] = ()  # from each loss to the next fetch or the gate, and in the forward's own waiting: what is not the rank's own
     grad_norm: tuple[float, ...] = ()  # of the loop's own clipping, -1 where it has none
     alloc_retries: tuple[int, ...] = ()  # of the allocator so far
     tensors: tuple[TensorColumns, ...] = ()

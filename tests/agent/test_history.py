@@ -91,3 +91,13 @@ def test_a_key_is_named_again_when_its_range_becomes_known(recorded: Recorded) -
     recorded.batch(ids=(0.0, 63.0))
     recorded.batch(ids=(0.0, 63.0))
     assert [key.high for key in recorded.read(KeyNamed)] == [pytest.approx(float("nan"), nan_ok=True), 63.0]
+
+
+def test_what_a_forward_waits_for_other_ranks_is_not_its_own_time(recorded: Recorded) -> None:
+    recorded.batch()
+    recorded.history.waited(5_000_000_000)
+    recorded.history.loss_seen(torch.tensor(1.0))
+    recorded.history.step_done(recorded.loop.at_gate(1), vetoed=False)
+    (micro,), (step,) = recorded.read(MicroStep), recorded.read(StepDone)
+    assert step.backward_ns >= 5_000_000_000
+    assert micro.forward_ns < 5_000_000_000

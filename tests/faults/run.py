@@ -98,8 +98,10 @@ def environment() -> dict[str, str]:
 
 
 def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> dict[str, Any]:
-    left, found = list(incidents), []
-    for fault, step in placed:
+    left, found, skipped = list(incidents), [], 0
+    for fault, planned in placed:
+        step = planned - skipped
+        skipped += fault.lasts if fault.name == "overflow" else 0  # a GradScaler skips these: they are no steps of the optimizer
         mine = [one for one in left if one["kind"] in fault.kinds and (one["step"] is None or one["step"] >= step - 1)]
         right = [one for one in mine if fault.rank == ANY or one["origin"]["rank"] == fault.rank]
         told = (right or mine or [None])[0]

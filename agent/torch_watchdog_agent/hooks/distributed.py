@@ -1,9 +1,11 @@
-"""DistributedDataParallel: which module is the model; and how long a rank may be held without a collective of another one giving up."""
+"""DistributedDataParallel: which module is the model; how long its forward waits for other ranks; and how long a rank may be held without a collective of another one giving up."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +24,31 @@ def patch(module: ModuleType) -> None:
         _seen(self)
 
     module.DistributedDataParallel.__init__ = initialise
+    _time_waits(module.DistributedDataParallel)
+
+
+def _time_waits(wrapper: Any) -> None:
+    """Buffers, as those of BatchNorm, are sent from one rank to the others before each forward: who is early waits there, and not in backward."""
+    theirs: Callable[..., Any] | None = getattr(wrapper, "_sync_buffers", None)
+    if theirs is None:
+        return
+
+    @functools.wraps(theirs)
+    def sync(self: Any) -> Any:
+        begun_ns = time.monotonic_ns()
+        try:
+            return theirs(self)
+        finally:
+            _waited(time.monotonic_ns() - begun_ns)
+
+    wrapper._sync_buffers = sync
+
+
+@guarded("waits")
+def _waited(spent_ns: int) -> None:
+    here = rank()
+    if here is not None:
+        here.history.waited(spent_ns)
 
 
 @guarded("model")

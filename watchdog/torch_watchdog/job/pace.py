@@ -6,8 +6,6 @@ the others wait for it. Leaving batches out may be meant: this is evidence for a
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["PaceWatch"]
@@ -19,29 +17,34 @@ class PaceWatch:
     """One attempt's batches without a backward."""
 
     def __init__(self) -> None:
-        self._without: dict[int, dict[int, int]] = defaultdict(dict)  # rank -> step -> batches
+        self._without: dict[
+            int, dict[int, int]
+        ] = {}  # rank -> step -> batches; only ranks that have any: a job has thousands that have none
         self._seen: dict[int, int] = {}  # rank -> newest step
         self._with: set[int] = set()  # ranks whose backwards are seen at all
 
     def see(self, block: StepBlock) -> None:
         """What a rank has reported. The loss of a batch is known where its backward was seen."""
-        without = self._without[block.rank]
+        without = self._without.get(block.rank, {})
         for row, (step, known) in enumerate(zip(block.micro_of_step, block.loss_known, strict=False)):
             self._seen[block.rank] = max(step, self._seen.get(block.rank, step))
             if known:
                 self._with.add(block.rank)
             elif not (block.evaluation and block.evaluation[row]) and (step in without or len(without) < _MAX_STEPS):
                 without[step] = without.get(step, 0) + 1
+                self._without[block.rank] = without
 
     def skipped(self) -> dict[int, int]:
         """The first step in which a rank left out more than another rank did that has been through it: rank -> step."""
         found = {}
-        for rank in self._with:
-            first = min((step for step, count in self._without[rank].items() if self._is_alone(rank, step, count)), default=None)
+        for rank, without in self._without.items():
+            if rank not in self._with:
+                continue
+            first = min((step for step, count in without.items() if self._is_alone(rank, step, count)), default=None)
             if first is not None:
                 found[rank] = first
         return found
 
     def _is_alone(self, rank: int, step: int, count: int) -> bool:
         others = (other for other in self._with if other != rank and self._seen[other] >= step)
-        return any(self._without[other].get(step, 0) < count for other in others)
+        return any(self._without.get(other, {}).get(step, 0) < count for other in others)

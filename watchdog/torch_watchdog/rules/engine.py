@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, *, codes: Mapping[int, XidCode], changes: Mapping[str, Mapping[str, Any]]) -> None:
         watched = ((rule, settings_of(rule, changes)) for rule in rules_with(codes))
         self._watched = [_Watched(rule, settings) for rule, settings in watched if settings.enabled]
-        self._view = View()
+        self._view = View(watches_highs=any(watched.name == "ids_creep" for watched in self._watched))
         self._next: float | None = None  # when to look; None while nothing is new and nothing is pending
         self._looked = float("-inf")
 
@@ -79,6 +79,10 @@ class _Watched:
         self._rule, self._settings = rule, settings
         self._alerts: dict[_Subject, Alert] = {}
         self._signs: dict[_Subject, Sign] = {}  # the newest of each alert
+
+    @property
+    def name(self) -> str:
+        return self._rule.about.name
 
     @property
     def is_waiting(self) -> bool:

@@ -54,9 +54,9 @@ def _creeping(stream: RankStream, key: str, seen: KeyStream, bound: float, setti
         return
     yield Sign(
         rank=stream.rank,
-        step=int(seen.steps.newest),
+        step=seen.step,
         subject=key,
-        said=f"rank {stream.rank}, step {int(seen.steps.newest)}: the highest value of {key} rises by {rate:.2g} a batch and is {max(highs):g} of at most "
+        said=f"rank {stream.rank}, step {seen.step}: the highest value of {key} rises by {rate:.2g} a batch and is {max(highs):g} of at most "
         f"{bound:g}: past it in about {left / rate:.0f} batches",
         cause="ids grow with the data: the table was made for fewer of them, or the data are sorted and end here",
         fix="compare the table's rows with the highest id of the whole data set (watchdog scan does)",

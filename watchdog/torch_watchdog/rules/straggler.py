@@ -61,6 +61,15 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
 
 
 def _pace(stream: RankStream) -> _Pace:
+    own, sizes = sorted(stream.own_s.values()), stream.sizes.values()
+    size = sizes[0]
+    if min(sizes) == max(sizes):  # most jobs: then one order is the order of all three
+        low, middle, by = quartile(own), median(own), (1.0, 1 / size, 1 / size**2) if size else (1.0, 1.0, 1.0)
+        return _Pace(stream, own_s=middle, slow=(low, low * by[1], low * by[2]), usual=(middle, middle * by[1], middle * by[2]))
+    return _pace_of_many_sizes(stream)
+
+
+def _pace_of_many_sizes(stream: RankStream) -> _Pace:
     own = stream.own_s.values()
     by_size = [
         (s, s / size, s / size**2) if size else (s, s, s)

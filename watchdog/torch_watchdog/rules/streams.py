@@ -51,11 +51,12 @@ class Window:
 class KeyStream:
     """One integer tensor of the batch over the newest steps: its highest value, and the share of its elements that is not the ignored value."""
 
-    __slots__ = ("bound_high", "highs", "kept", "steps")
+    __slots__ = ("bound_high", "highs", "kept", "step")
 
     def __init__(self) -> None:
         self.bound_high: float | None = None
-        self.steps, self.highs, self.kept = Window(STEPS), Window(STEPS), Window(STEPS)
+        self.step = 0
+        self.highs, self.kept = Window(STEPS), Window(STEPS)
 
 
 class RankStream:
@@ -65,12 +66,12 @@ class RankStream:
     """
 
     __slots__ = (
-        "_done", "_micro", "allocated", "first_loader_s", "first_loss", "gpu", "keys", "loader_s", "loss_steps", "losses", "memory_steps", "own_s", "rank",
-        "reserved", "retries", "scales", "sizes", "step", "step_s",
+        "_done", "_micro", "_watches_highs", "allocated", "first_loader_s", "first_loss", "gpu", "keys", "loader_s", "loss_steps",
+        "losses", "memory_steps", "own_s", "rank", "reserved", "retries", "scales", "sizes", "step", "step_s",
     )  # fmt: skip
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.gpu = rank, ""
+    def __init__(self, rank: int, *, watches_highs: bool = False) -> None:
+        self.rank, self.gpu, self._watches_highs = rank, "", watches_highs
         self.step: int | None = None
         self.losses, self.loss_steps = Window(STEPS), Window(STEPS)
         self.first_loss: float | None = None  # the median of the first window
@@ -108,7 +109,7 @@ class RankStream:
             if scale[row] > 0:
                 self.scales.add(scale[row])
         for columns in block.tensors:
-            if columns.dtype.startswith(("int", "uint")):
+            if columns.key in self.keys or (self._watches_highs and columns.bound_high is not None) or any(columns.ignored):
                 self._take_key(columns, block.micro_of_step, evaluation)
         while len(self._micro) > _MAX_OPEN:
             del self._micro[next(iter(self._micro))]
@@ -122,16 +123,15 @@ class RankStream:
             self.first_loss = median(self.losses.values())
 
     def _take_key(self, columns: TensorColumns, steps: Sequence[int], evaluation: Sequence[float]) -> None:
-        if columns.bound_high is None and columns.key not in self.keys and not any(columns.ignored):
-            return
-        if columns.key not in self.keys and len(self.keys) >= _MAX_KEYS:
+        if columns.key not in self.keys and (len(self.keys) >= _MAX_KEYS or not columns.dtype.startswith(("int", "uint"))):
             return
         stream = self.keys.setdefault(columns.key, KeyStream())
         stream.bound_high = columns.bound_high if columns.bound_high is not None else stream.bound_high
         for row, high, ignored, shape in zip(columns.rows, columns.high, columns.ignored, columns.shapes, strict=False):
             if not evaluation[row] and not math.isnan(high):
-                stream.steps.add(steps[row])
-                stream.highs.add(high)
+                stream.step = steps[row]
+                if self._watches_highs:
+                    stream.highs.add(high)
                 stream.kept.add(1.0 - ignored / max(1, math.prod(shape)))
 
     def _take_steps(self, block: StepBlock) -> None:
@@ -185,13 +185,14 @@ class GpuStream:
 class View:
     """Everything that was seen of one attempt."""
 
+    watches_highs: bool = False  # only one rule looks at them, and it is seldom on
     ranks: dict[int, RankStream] = field(default_factory=dict)
     gpus: dict[str, GpuStream] = field(default_factory=dict)
 
     def take_block(self, block: StepBlock) -> None:
         stream = self.ranks.get(block.rank)
         if stream is None:
-            stream = self.ranks[block.rank] = RankStream(block.rank)
+            stream = self.ranks[block.rank] = RankStream(block.rank, watches_highs=self.watches_highs)
         stream.take(block)
 
     def take_gpu(self, node: str, sample: GpuSample) -> None:

@@ -47,9 +47,9 @@ def _vanishing(stream: RankStream, key: str, seen: KeyStream, settings: Settings
         return
     yield Sign(
         rank=stream.rank,
-        step=int(seen.steps.newest),
+        step=seen.step,
         subject=key,
-        said=f"rank {stream.rank}, step {int(seen.steps.newest)}: {100 * recent:.2g} % of {key} are supervised, the batches before had "
+        said=f"rank {stream.rank}, step {seen.step}: {100 * recent:.2g} % of {key} are supervised, the batches before had "
         f"{100 * before:.2g} % (limit {100 * settings.left * before:.2g} %)",
         cause="nearly all labels are the ignored value: the next batch may have none, and a mean over none is NaN",
         fix="look at how labels are masked for the samples that come now (truncation that cuts the answer off, another template)",
