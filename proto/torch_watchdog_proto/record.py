@@ -138,7 +138,8 @@ class MicroStep:
 class StepDone:
     """One update window has passed its gate (`vetoed`: without an update). Bytes and retries are the allocator's figures, 0 on a CPU.
 
-    `backward_ns`: the loop's time from each loss to the next fetch or the gate, and where its forward waits for other ranks; `grad_norm`: what the loop's own clipping computed, -1: nothing.
+    `backward_ns`: the loop's time from each loss to the next fetch or the gate, and where its forward waits for other ranks. `grad_norm`: what the
+    loop's own clipping computed, -1: nothing.
     """
 
     step: int

@@ -1,4 +1,5 @@
-"""DistributedDataParallel: which module is the model; how long its forward waits for other ranks; and how long a rank may be held without a collective of another one giving up."""
+"""DistributedDataParallel: which module is the model; how long its forward waits for other ranks; and how long a rank may be held without a
+collective of another one giving up."""
 
 from __future__ import annotations
 
