@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help venv demo test test-e2e test-services test-all check bench diagram clean
+.PHONY: help venv demo test test-e2e test-services test-all check sim bench diagram clean
 
 help:
 	@echo "make demo       a two-rank CPU training with a planted bad sample, stopped before it reaches the model"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-services  against real Prometheus, Alertmanager and PostgreSQL (Debian's packages, see .ci/run)"
 	@echo "make test-all   the slow ones too"
 	@echo "make check      lint, format, types, import rules, purity of the cores"
+	@echo "make sim        100,000 schedules of the stop protocol, on all cores: a minute"
 	@echo "make bench      what the watchdog costs: start-up, a line of output, a step"
 	@echo "make diagram    the stop protocol's table and diagram in proto/README.md, from the code"
 	@echo "make venv       only the environment in $(VENV)"
@@ -56,6 +57,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/bench/cost.py
+
+sim: $(READY)
+	$(BIN)/python tests/sim/driver.py 100000
 
 diagram: $(READY)
 	$(BIN)/python tests/proto/stop_diagram.py

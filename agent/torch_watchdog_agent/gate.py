@@ -32,13 +32,15 @@ class Gate:
     # Control thread
 
     def on_order(self, order: Order) -> tuple[RankMessage, ...]:
-        with self._changed:
-            answers = self._participant.handle(order, phase=self.phase, now=self._clock())
-            self._changed.notify_all()
-        for answer in answers:
-            if isinstance(answer, Propose):
-                self._propose(answer)
-        return tuple(answer for answer in answers if not isinstance(answer, Propose))
+        while True:
+            with self._changed:
+                answers = self._participant.handle(order, phase=self.phase, now=self._clock())
+                self._changed.notify_all()
+            proposals = [answer for answer in answers if isinstance(answer, Propose)]
+            if not proposals:
+                return tuple(answer for answer in answers if not isinstance(answer, Propose))
+            for proposal in proposals:
+                self._propose(proposal)
 
     def on_lost(self) -> None:
         """Nobody will decide any more: every wait ends as if its deadline had come."""

@@ -80,11 +80,14 @@ class Saver:
         # A central daemon has a grace time of its own: the launch's is what the user of this job asked for.
         deadline = gate.clock() + min(commit.grace_s, self._rank.config.grace_s)
         answer = gate.answer(commit.generation, deadline=deadline)
+        sealed = False
         if isinstance(answer, WriteCommitted):
-            self._rank.tell(self.seal(commit, answer, Path(saved.path)))
+            word = self.seal(commit, answer, Path(saved.path))
+            sealed = word.error is None
+            self._rank.tell(word)
             answer = gate.answer(commit.generation, deadline=deadline, beyond=WriteCommitted)
         committed = not isinstance(answer, WriteCommitted) and answer.committed
-        if not committed:
+        if not committed and not sealed:  # what is sealed is whole, even where nobody was left to say so
             self._discard(Path(saved.path))
         return committed
 

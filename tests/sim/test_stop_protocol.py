@@ -1,4 +1,7 @@
-"""The properties of the stop protocol, over many seeded schedules of both halves joined by a simulated network."""
+"""The properties of the stop protocol, over many seeded schedules of both halves joined by a simulated network, and single schedules by name.
+
+`make sim` runs 100,000; a failing one is printed with its seed, made as small as it gets: `python tests/sim/driver.py 1 SEED` runs it again.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +9,75 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from world import HOLD_TIMEOUT, Plan, World
+from driver import first_failing, problem_of
+from plan import Fault, Plan, draw, shrink
+from world import World
 
-SCHEDULES = int(os.environ.get("TORCH_WATCHDOG_SCHEDULES", 1500))
+from torch_watchdog_proto.stop.coordinator import Coordinator
+from torch_watchdog_proto.stop.table import TABLE, Row
 
-
-def random_plan(seed: int) -> Plan:
-    draw = random.Random(seed)
-    world, steps = draw.choice((1, 2, 2, 3, 4)), draw.randint(1, 6)
-    cells = [(rank, step) for rank in range(world) for step in range(steps)]
-    return Plan(
-        world=world,
-        steps=steps,
-        bad=frozenset(draw.sample(cells, draw.choice((0, 0, 1, 1, 2)) if len(cells) > 1 else draw.choice((0, 1)))),
-        stops=tuple(sorted((draw.randrange(steps), draw.random() < 0.7) for _ in range(draw.choice((0, 0, 1, 2))))),
-        kills=frozenset(draw.sample(cells, draw.choice((0, 0, 0, 1)))),
-        broken_saves=frozenset([draw.randrange(world)] if draw.random() < 0.15 else []),
-        policy=draw.choice(("stop", "stop", "skip")),
-        daemon_dies_after=draw.choice((None, None, draw.randint(world, 12 * world))),
-    )
+SCHEDULES = int(os.environ.get("TORCH_WATCHDOG_SCHEDULES", 3000))
+FIRST_SEED = int(os.environ.get("TORCH_WATCHDOG_SEED", random.randrange(1 << 40)))
+CALM: Any = {"delays": (0.0, 0.1), "repeat": 0.0}
 
 
-def check(world: World) -> None:
-    vetoes = {commit.veto for commit in world.commits if commit.veto is not None}
-    for rank in world.ranks:
-        assert not vetoes & set(rank.applied), f"P1: rank {rank.number} applied a vetoed step"
-        assert rank.longest_wait <= 2 * HOLD_TIMEOUT + 3, f"P3: rank {rank.number} waited {rank.longest_wait} s"
-    left = [rank for rank in world.ranks if rank.end == "left"]
-    assert len({tuple(rank.applied) for rank in left}) <= 1, f"P2: {[(rank.number, rank.applied) for rank in left]}"
-    for closed in world.closed:
-        if closed.checkpoint is not None and closed.checkpoint.committed:
-            assert closed.generation in world.sealed, "P7: committed without a seal"
-            assert not world.plan.broken_saves, "P7: committed although a part was broken"
-    if not world.plan.bad and not world.plan.stops and not world.plan.kills:
-        assert all(rank.end == "finished" and rank.longest_wait == 0 for rank in world.ranks), "P4: a healthy rank was delayed"
-    for rank, step in world.plan.bad:
-        others = [one for one in world.ranks if step in one.applied]
-        assert not others or world.plan.policy == "observe" or (rank, step) not in world.plan.bad or not _reached(world, rank, step), "P1"
-
-
-def _reached(world: World, rank: int, step: int) -> bool:
-    return world.ranks[rank].entered >= step
-
-
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_all_properties_hold_over_random_schedules() -> None:
-    first = random.randrange(1 << 30) if "TORCH_WATCHDOG_SEED" not in os.environ else int(os.environ["TORCH_WATCHDOG_SEED"])
-    for seed in range(first, first + SCHEDULES):
-        try:
-            check(World(random_plan(seed), seed).run())
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed} ({random_plan(seed)}): {error}") from error
+    print(f"{SCHEDULES} schedules from seed {FIRST_SEED}")
+    failure = first_failing(FIRST_SEED, SCHEDULES)
+    assert failure is None, failure
+
+
+def test_every_row_of_the_transition_table_is_walked() -> None:
+    walked: set[Row] = set()
+
+    class Recording(Coordinator):
+        def _take(self, row: Row, event: Any, now: float) -> Any:
+            walked.add(row)
+            return super()._take(row, event, now)
+
+    rare = (
+        Plan(1, 3, (Fault("checkpoint", 0.5), Fault("broken_save", 0)), loss=0.3),
+        Plan(1, 3, (Fault("stop", 0.5), Fault("broken_save", 0)), loss=0.3),
+        Plan(2, 3, (Fault("stop", 0.5), Fault("cut", 3.0), Fault("cut", 4.0, 1), Fault("cut", 5.0))),
+    )
+    for seed in range(6000):
+        plan = rare[seed % 3] if seed < 900 else draw(seed)
+        assert problem_of(plan, seed, coordinator=Recording) is None, seed
+    assert set(TABLE.values()) - walked == set()
+
+
+def test_a_seed_replays_exactly() -> None:
+    runs = [World(draw(77), 77).run() for _ in range(2)]
+    assert runs[0].closed == runs[1].closed
+    assert [rank.applied for rank in runs[0].attempts[0].ranks] == [rank.applied for rank in runs[1].attempts[0].ranks]
+    assert runs[0].now == runs[1].now
+
+
+def test_a_failing_plan_is_shrunk_to_what_makes_it_fail() -> None:
+    plan = Plan(4, 6, (Fault("bad", 2, 1), Fault("stop", 1.0), Fault("kill", 3.0, 3)), loss=0.1, evaluation_after=1)
+    small = shrink(plan, lambda one: any(fault.kind == "bad" for fault in one.faults))
+    assert small.faults == (Fault("bad", 2, 1),)
+    assert (small.world, small.steps, small.loss, small.evaluation_after) == (2, 3, 0.0, None)
+
+
+def job(*faults: Fault, world: int, steps: int, seed: int, **more: Any) -> World:
+    return World(Plan(world, steps, faults, **{**CALM, **more}), seed).run()
+
+
+def bad(rank: int, step: int) -> Fault:
+    return Fault("bad", step, rank)
 
 
 def test_a_bad_batch_stops_every_rank_before_the_same_step() -> None:
-    world = World(Plan(world=4, steps=6, bad=frozenset({(2, 3)})), seed=1).run()
-    assert [rank.end for rank in world.ranks] == ["left"] * 4
-    assert {tuple(rank.applied) for rank in world.ranks} == {(0, 1, 2)}
+    world = job(bad(2, 3), world=4, steps=6, seed=1)
+    assert [rank.end for rank in world.attempts[0].ranks] == ["left"] * 4
+    assert {tuple(rank.applied) for rank in world.attempts[0].ranks} == {(0, 1, 2)}
     assert world.closed[-1].outcome == "done"
     assert world.closed[-1].checkpoint is not None
     assert world.closed[-1].checkpoint.committed
@@ -74,40 +85,40 @@ def test_a_bad_batch_stops_every_rank_before_the_same_step() -> None:
 
 
 def test_skip_leaves_out_one_step_on_every_rank_and_goes_on() -> None:
-    world = World(Plan(world=3, steps=5, bad=frozenset({(0, 2)}), policy="skip"), seed=2).run()
-    assert {tuple(rank.applied) for rank in world.ranks} == {(0, 1, 3, 4)}
-    assert {tuple(rank.vetoed) for rank in world.ranks} == {(2,)}
-    assert [rank.end for rank in world.ranks] == ["finished"] * 3
+    world = job(bad(0, 2), world=3, steps=5, policy="skip", seed=2)
+    assert {tuple(rank.applied) for rank in world.attempts[0].ranks} == {(0, 1, 3, 4)}
+    assert {tuple(rank.vetoed) for rank in world.attempts[0].ranks} == {(2,)}
+    assert [rank.end for rank in world.attempts[0].ranks] == ["finished"] * 3
 
 
 def test_a_bad_batch_in_the_very_first_step_stops_before_it() -> None:
-    world = World(Plan(world=2, steps=3, bad=frozenset({(1, 0)})), seed=3).run()
-    assert [(rank.end, rank.applied) for rank in world.ranks] == [("left", []), ("left", [])]
+    world = job(bad(1, 0), world=2, steps=3, seed=3)
+    assert [(rank.end, rank.applied) for rank in world.attempts[0].ranks] == [("left", []), ("left", [])]
 
 
 def test_two_ranks_with_a_bad_batch_in_the_same_step_make_one_order() -> None:
-    world = World(Plan(world=3, steps=4, bad=frozenset({(0, 2), (2, 2)})), seed=4).run()
+    world = job(bad(0, 2), bad(2, 2), world=3, steps=4, seed=4)
     assert len([commit for commit in world.commits if commit.veto == 2]) == 1
-    assert {tuple(rank.applied) for rank in world.ranks} == {(0, 1)}
+    assert {tuple(rank.applied) for rank in world.attempts[0].ranks} == {(0, 1)}
 
 
 def test_a_requested_stop_applies_the_same_updates_everywhere() -> None:
-    world = World(Plan(world=3, steps=8, stops=((2, True),)), seed=5).run()
-    assert len({tuple(rank.applied) for rank in world.ranks}) == 1
-    assert [rank.end for rank in world.ranks] == ["left"] * 3
+    world = job(Fault("stop", 1.5), world=3, steps=8, seed=5)
+    assert len({tuple(rank.applied) for rank in world.attempts[0].ranks}) == 1
+    assert [rank.end for rank in world.attempts[0].ranks] == ["left"] * 3
 
 
 def test_a_requested_checkpoint_does_not_end_the_training() -> None:
-    world = World(Plan(world=2, steps=8, stops=((2, False),)), seed=6).run()
-    assert [rank.end for rank in world.ranks] == ["finished"] * 2
-    assert world.ranks[0].applied == list(range(8))
+    world = job(Fault("checkpoint", 1.5), world=2, steps=8, seed=6)
+    assert [rank.end for rank in world.attempts[0].ranks] == ["finished"] * 2
+    assert world.attempts[0].ranks[0].applied == list(range(8))
     assert world.closed[0].checkpoint is not None
     assert world.closed[0].checkpoint.committed
 
 
 def test_a_broken_part_means_no_committed_checkpoint_and_still_a_clean_stop() -> None:
-    world = World(Plan(world=2, steps=5, bad=frozenset({(1, 3)}), broken_saves=frozenset({0})), seed=7).run()
-    assert [rank.end for rank in world.ranks] == ["left"] * 2
+    world = job(bad(1, 3), Fault("broken_save", 0, 0), world=2, steps=5, seed=7)
+    assert [rank.end for rank in world.attempts[0].ranks] == ["left"] * 2
     assert world.closed[-1].checkpoint is not None
     assert not world.closed[-1].checkpoint.committed
     assert "disk full" in world.closed[-1].reason
@@ -115,21 +126,70 @@ def test_a_broken_part_means_no_committed_checkpoint_and_still_a_clean_stop() ->
 
 def test_bad_batches_twice_in_a_row_are_both_skipped() -> None:
     for seed in range(200):
-        world = World(Plan(world=3, steps=6, bad=frozenset({(0, 2), (1, 3)}), policy="skip"), seed=seed).run()
-        assert {tuple(rank.applied) for rank in world.ranks} == {(0, 1, 4, 5)}, seed
-        assert [rank.end for rank in world.ranks] == ["finished"] * 3, seed
+        world = job(bad(0, 2), bad(1, 3), world=3, steps=6, policy="skip", seed=seed)
+        assert {tuple(rank.applied) for rank in world.attempts[0].ranks} == {(0, 1, 4, 5)}, seed
+        assert [rank.end for rank in world.attempts[0].ranks] == ["finished"] * 3, seed
 
 
 def test_skipping_too_often_turns_into_a_stop() -> None:
-    world = World(Plan(world=2, steps=20, bad=frozenset((0, step) for step in range(1, 20)), policy="skip"), seed=8).run()
-    assert [rank.end for rank in world.ranks] == ["left"] * 2
-    assert {tuple(rank.vetoed) for rank in world.ranks} == {tuple(range(1, 11))}
+    world = job(*(bad(0, step) for step in range(1, 20)), world=2, steps=20, policy="skip", seed=8)
+    assert [rank.end for rank in world.attempts[0].ranks] == ["left"] * 2
+    assert {tuple(rank.vetoed) for rank in world.attempts[0].ranks} == {tuple(range(1, 11))}
     assert "no more is allowed" in world.closed[-1].reason
     assert world.closed[-1].exit_code == 65
 
 
 def test_a_daemon_that_dies_between_its_words_leaves_all_ranks_stopped_alike_or_none() -> None:
     for seed in range(400):
-        world = World(Plan(world=3, steps=40, stops=((2, True),), daemon_dies_after=4 + seed % 9), seed=seed).run()
-        ends = {(rank.end, tuple(rank.applied)) for rank in world.ranks}
+        world = job(Fault("stop", 2.0), Fault("daemon_dies", 1 + seed % 12), world=3, steps=40, seed=seed)
+        ends = {(rank.end, tuple(rank.applied)) for rank in world.attempts[0].ranks}
         assert len(ends) == 1, (seed, ends)
+
+
+def test_a_stand_in_that_was_fetched_ahead_is_trained_on_in_no_step() -> None:
+    """The loop is not known to be ahead: the step at hand is left out, and the one that uses the batch."""
+    for seed in range(100):
+        world = job(bad(1, 3), world=3, steps=6, policy="skip", ahead=True, seed=seed)
+        assert {tuple(rank.applied) for rank in world.attempts[0].ranks} == {(0, 1, 4, 5)}, seed
+
+
+def test_an_order_is_taken_back_until_it_is_decided() -> None:
+    early = job(Fault("stop", 1.0), Fault("cancel", 1.05), world=2, steps=9, seed=1, delays=(0.1,))
+    assert [(closed.outcome, closed.reason) for closed in early.closed] == [("given_up", "taken back by op")]
+    assert [rank.end for rank in early.attempts[0].ranks] == ["finished"] * 2
+    late = job(Fault("stop", 1.0), Fault("cancel", 1.3), world=2, steps=9, seed=1, delays=(0.1,))
+    assert "cannot be taken back any more" in late.refused[0].reason
+    assert [rank.end for rank in late.attempts[0].ranks] == ["left"] * 2
+
+
+def test_a_daemon_that_comes_back_does_not_part_ranks_that_have_a_decision_from_those_that_wait_for_it() -> None:
+    """Found by the simulation: a second stop made those forget the first, on which others had left."""
+    for limit in range(1, 16):
+        world = job(
+            Fault("daemon_dies", limit),
+            Fault("stop", 0.2),
+            Fault("stop", 4.0),
+            Fault("daemon_back", 3.0),
+            world=4,
+            steps=6,
+            seed=9,
+            delays=(0.0,),
+        )
+        assert len({tuple(rank.applied) for rank in world.attempts[0].ranks}) == 1, limit
+
+
+def test_answers_of_an_attempt_that_was_replaced_change_nothing() -> None:
+    world = job(Fault("stop", 1.0), Fault("restart", 1.2), Fault("stop", 2.5), world=2, steps=8, seed=3, delays=(0.5, 2.0), repeat=0.5)
+    assert [rank.end for rank in world.attempts[0].ranks] == ["killed"] * 2
+    assert [rank.end for rank in world.attempts[1].ranks] == ["left"] * 2
+
+
+def test_a_stop_that_is_asked_for_in_an_evaluation_waits_for_its_end() -> None:
+    world = job(Fault("stop", 3.0), world=2, steps=6, evaluation_after=1, seed=4)
+    assert {rank.end for rank in world.attempts[0].ranks} == {"left"}
+    assert {tuple(rank.applied) for rank in world.attempts[0].ranks} == {(0, 1, 2, 3)}
+
+
+def test_an_order_at_the_end_of_the_loop_is_closed_with_a_reason() -> None:
+    world = job(Fault("stop", 0.9), world=2, steps=1, seed=1, delays=(0.3,))
+    assert [(closed.outcome, closed.reason) for closed in world.closed] == [("given_up", "the training ended before the order's step")]

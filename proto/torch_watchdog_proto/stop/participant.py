@@ -82,16 +82,17 @@ class Participant:
         self._deadline = 0.0
         self._limit = 0  # with a Prepare that names no veto: the highest gate that may be passed before the decision
         self._vetoes: dict[int, Commit] = {}  # committed ones: they hold whatever other orders come, until their gate
-        self._unsure = (
-            -1
-        )  # a veto that was promised and never decided: its update is left out, because being at its gate means that the holder went on
+        # Vetoes that were promised and of whose decision nothing was heard: their updates are left out, because being at such a gate means that the holder
+        # went on, which it only does with a decision.
+        self._unsure: set[int] = set()
         self._given_up: dict[int, str] = {}  # step of a hold -> why
         self._answer: WriteCommitted | Leave | None = None
+        self._why = ""  # the daemon took the order back
 
     # The control thread
 
     def handle(self, order: Order, *, phase: Phase = "train", now: float) -> tuple[RankMessage | Propose, ...]:
-        """Takes one order; returns what to answer, or to propose."""
+        """Takes one order; returns what to answer, or what to propose before it is handled again."""
         if order.generation < self._generation:
             return ()
         match order:
@@ -100,13 +101,17 @@ class Participant:
             case Commit():
                 return self._on_commit(order)
             case Abandon():
-                self._on_abandon(order)
+                return self._on_abandon(order)
             case WriteCommitted() | Leave():
                 self._on_answer(order)
         return ()
 
-    def _on_prepare(self, order: Prepare, phase: Phase, now: float) -> tuple[RankMessage, ...]:
+    def _on_prepare(self, order: Prepare, phase: Phase, now: float) -> tuple[RankMessage | Propose, ...]:
         if order.generation > self._generation:
+            if self._prepared is not None and self._commit is None:
+                return (Propose(self._generation, None),)  # others may act on the older order: first what has become of it
+            if self._commit is not None and (self._commit.save or self._commit.leave):
+                return ()  # so may they on this one, which only its own end takes back
             self._forget()
             self._generation, self._prepared = order.generation, order
             self._deadline, self._limit = now + order.timeout_s, self.passed + 1
@@ -125,18 +130,31 @@ class Participant:
         if generation != self._generation or self._prepared is None or self._commit is not None:
             return
         if commit is None:
-            self._unsure = self._prepared.veto if self._prepared.veto is not None else self._unsure
-            self._on_abandon(Abandon(generation=generation, reason="the order was not decided in time"))
+            if self._prepared.veto is not None:
+                self._unsure.add(self._prepared.veto)
+            self._give_up(self._why or "the order was not decided in time")
             return
-        self._commit = commit
         if commit.veto is not None:
             self._vetoes[commit.veto] = commit
-
-    def _on_abandon(self, order: Abandon) -> None:
-        if order.generation != self._generation or self._prepared is None:
+        if commit.veto != self._prepared.veto:
+            self._give_up("the register holds the decision on another order under this number")
             return
-        if self._prepared.veto is not None:
-            self._given_up[self._prepared.veto] = order.reason
+        self._commit = commit
+
+    def _on_abandon(self, order: Abandon) -> tuple[Propose, ...]:
+        if order.generation != self._generation or self._prepared is None:
+            return ()
+        if self._prepared.veto is not None and self._commit is None:
+            self._why = order.reason
+            return (
+                Propose(order.generation, None),
+            )  # a Commit of it may have been lost on its way here only: others may have gone on with it
+        self._give_up(order.reason)
+        return ()
+
+    def _give_up(self, reason: str) -> None:
+        if self._prepared is not None and self._prepared.veto is not None:
+            self._given_up[self._prepared.veto] = reason
         self._forget()
 
     def _on_answer(self, order: WriteCommitted | Leave) -> None:
@@ -145,6 +163,7 @@ class Participant:
 
     def _forget(self) -> None:
         self._prepared = self._commit = self._answer = None
+        self._why = ""
 
     # The training thread
 
@@ -158,6 +177,7 @@ class Participant:
         elif isinstance(decision, Skip):
             self._skipped = step
             self._vetoes.pop(step, None)
+            self._unsure.discard(step)
             if self._prepared is not None and self._prepared.veto == step:
                 self._forget()
         return decision
@@ -166,7 +186,7 @@ class Participant:
         if step in self._vetoes:
             commit = self._vetoes[step]
             return Act(commit) if commit.save or commit.leave else Skip(commit.generation)
-        if step == self._unsure:
+        if step in self._unsure:
             return Skip(self._generation)
         if self._prepared is None or step <= self.passed:
             return Pass()

@@ -114,5 +114,6 @@ def _gone(rank: int, order: OpenOrder | None, ranks: Ranks) -> Trigger | None:
     if rank in order.left and not is_skip(order):
         return None
     if rank in ranks.finished:
-        return "all_finished" if ranks.world <= ranks.finished else None
+        unheard = order.state == "preparing" and rank not in order.passed
+        return "finished" if unheard or ranks.world <= ranks.finished else None
     return "gone"

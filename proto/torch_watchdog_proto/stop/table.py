@@ -35,7 +35,7 @@ Trigger: TypeAlias = Literal[
     "left",
     "last_left",
     "gone",
-    "all_finished",
+    "finished",
     "deadline",
 ]
 Deed: TypeAlias = Literal["open", "open_anew", "refuse", "say_again", "note", "commit", "seal", "leave", "go_on", "close", "give_up"]
@@ -66,7 +66,7 @@ _ROWS = (
     Row("preparing", "request", "preparing", "refuse", "one order at a time"),
     Row("preparing", "cancel", "idle", "give_up", "nobody has acted on it"),
     Row("preparing", "gone", "idle", "give_up", "not every rank can promise any more"),
-    Row("preparing", "all_finished", "idle", "give_up", "the training ended before the step of the order"),
+    Row("preparing", "finished", "idle", "give_up", "the training ended before the step of the order"),
     Row("preparing", "deadline", "idle", "give_up", "a rank does not answer: never taken for a yes"),
     # Decided. Ranks act on it when they come to its step.
     Row("committed", "hello", "committed", "say_again", "its Commit may be lost"),
@@ -85,7 +85,7 @@ _ROWS = (
     Row("committed", "left", "committed", "note", "an order that leaves without saving"),
     Row("committed", "last_left", "idle", "close", "an order that leaves without saving"),
     Row("committed", "gone", "idle", "give_up", "the others would wait for it"),
-    Row("committed", "all_finished", "idle", "give_up", "the training ended before the step of the order"),
+    Row("committed", "finished", "idle", "give_up", "the training ended before the step of the order"),
     Row("committed", "deadline", "idle", "give_up", "the ranks do not come to the boundary"),
     # Saving: every rank is at the boundary, or on its way there.
     Row("saving", "hello", "saving", "say_again", "its Commit may be lost"),
@@ -96,7 +96,6 @@ _ROWS = (
     Row("saving", "not_whole", "leaving", "leave", "a part failed, or the parts are of different updates: no checkpoint, and still a clean stop"),
     Row("saving", "not_whole_go_on", "idle", "go_on", "no checkpoint, and the training goes on"),
     Row("saving", "left", "saving", "note", "it could not wait any longer"),
-    Row("saving", "last_left", "idle", "close", "nobody waited any longer"),
     Row("saving", "gone", "idle", "give_up", "its part will not come"),
     Row("saving", "deadline", "idle", "give_up", "a part does not come"),
     # Sealing: the lowest rank writes the manifest, then COMMITTED.
