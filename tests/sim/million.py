@@ -1,4 +1,7 @@
-"""A million schedules once, for RESULTS.json beside this file: `python tests/sim/million.py [FIRST_SEED] [COUNT]`. Seeds follow each other, so anybody can run the same."""
+"""A million schedules once, for RESULTS.json beside this file: `python tests/sim/million.py [FIRST_SEED] [COUNT]`.
+
+Seeds follow each other, so that anybody can run the same.
+"""
 
 from __future__ import annotations
 
