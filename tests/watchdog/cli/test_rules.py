@@ -1,0 +1,97 @@
+"""`watchdog rules`, as a person meets it: over a run directory on disk, with thresholds of a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from torch_watchdog.cli.rules import command
+from torch_watchdog.errors import ConfigError
+from torch_watchdog.store.job_files import JobFiles
+from torch_watchdog_proto.messages import NodeReport, StepBlock
+
+SPIKE = """
+run = "runs/job"
+[[expect]]
+kind = "loss.spike"
+rank = 1
+"""
+
+
+def block(rank: int, step: int) -> StepBlock:
+    loss = 20.0 if rank == 1 and step >= 60 else 1.0
+    return StepBlock(
+        rank=rank, attempt=0, pid=100 + rank, first_record=1, micro_step=(0,), micro_of_step=(step,), micro_time_ns=(1,), loader_ns=(1,), loss=(loss,),
+        loss_known=(True,), evaluation=(False,), step=(step,), step_time_ns=(1,), step_ns=(10_000_000,),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """The folder of a run of two ranks, one step a second, in which rank 1's loss leaves its range at step 60."""
+    files = JobFiles(tmp_path / "runs" / "job")
+    for step in range(70):
+        report = NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, blocks=(block(0, step), block(1, step)))
+        files.append_report("node", "session", report)
+    files.close()
+    (tmp_path / "runs" / "job" / "job.json").write_text("{}")
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command, words, standalone_mode=False)
+
+
+def judge_file(folder: Path, text: str) -> Result:
+    (folder / "test.toml").write_text(text)
+    return run("test", str(folder / "test.toml"))
+
+
+def test_a_recorded_run_that_gives_what_is_expected_is_fine(recorded: Path) -> None:
+    result = judge_file(recorded, SPIKE)
+    assert (result.return_value, result.output) == (0, "ok: 1 findings, as expected\n")
+
+
+def test_what_is_missing_and_what_is_a_surprise_is_said_and_fails(recorded: Path) -> None:
+    result = judge_file(recorded, SPIKE.replace("rank = 1", "rank = 0"))
+    assert result.return_value == 1
+    assert result.output.splitlines()[0] == "missing  loss.spike of rank 0"
+    assert result.output.splitlines()[1].startswith("surprise loss.spike: rank 1, step 63")
+
+
+def test_thresholds_can_be_tried_on_a_recorded_run(recorded: Path) -> None:
+    result = judge_file(recorded, 'run = "runs/job"\n[rules.loss_spike]\nrise = 50.0\n')
+    assert (result.return_value, result.output) == (0, "ok: silent, as expected\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must name a run directory"),
+        ('run = "nowhere"', "is no run directory"),
+        ('run = "runs/job"\n[rules.nix]\n', "names no rule"),
+        ('run = "runs/job"\n[[expect]]\nrank = 1\n', "must hold a kind"),
+        ("run = ", "Invalid"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_what_was_expected(recorded: Path, text: str, words: str) -> None:
+    result = judge_file(recorded, text)
+    assert isinstance(result.exception, ConfigError)
+    assert words.lower() in str(result.exception).lower()
+
+
+def test_the_list_and_a_rule_show_the_thresholds_that_are_set(recorded: Path) -> None:
+    config = recorded / "watchdog.toml"
+    config.write_text("[rules.straggler]\nratio = 3.0\nenabled = false\n")
+    shown = run("show", "straggler", "--config", str(config), "--json")
+    assert json.loads(shown.output)["settings"]["ratio"] == 3.0
+    listed = run("list", "--config", str(config))
+    (line,) = [line for line in listed.output.splitlines() if line.startswith("straggler")]
+    assert "off" in line
+
+
+def test_a_rule_that_is_not_there_is_said(recorded: Path) -> None:
+    assert "there is no rule 'nix'" in str(run("show", "nix").exception)
