@@ -185,6 +185,12 @@ def test_the_check_of_the_cores_lets_computing_pass() -> None:
     assert impurities(allowed) == []
 
 
+def test_no_two_test_modules_have_one_name() -> None:
+    """pytest imports them by their bare names: of two, the second stops the whole run."""
+    names = [path.name for path in (REPO / "tests").rglob("*.py") if path.name != "conftest.py" and "scripts" not in path.parts]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_no_source_root_is_a_package() -> None:
     """With `watchdog/__init__.py`, `import watchdog.observers` of the file-events library breaks for everyone who stands in the checkout."""
     assert [root for root in ROOTS if (REPO / root / "__init__.py").exists()] == []
