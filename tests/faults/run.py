@@ -1,7 +1,7 @@
 """The fault-injection suite: `python tests/faults/run.py` runs what is not in the results yet, then prints the table.
 
-Pieces: `--seeds 0 1 2`, `--clean 0:60`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json beside this file, or in `--out`;
-`--fresh` forgets them.
+Pieces: `--seeds 0 1 2`, `--clean 0:60`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
+beside `--out`; `--fresh` forgets them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from catalogue import ANY, FAULTS, LASTING, SETTINGS, Fault, clean_runs, launche
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 TIMEOUT_S = 150
+WORDS = """Written by `python tests/faults/run.py`: real trainings of two ranks on one machine. A launch has one fault that lasts and one that ends it;
+"steps until it is told" counts from the step of the fault to the step that the finding names. Holds are shorter than by default (`catalogue.py`), for clean
+runs alike. Findings besides are listed below the table: in a launch with faults most follow from the fault."""
 
 
 def main() -> None:
@@ -38,7 +41,9 @@ def main() -> None:
             known[name] = run(plan, placed)
             print(name, json.dumps(known[name])[:300], flush=True)
             write(options.out, known)
-    print(table(json.loads(options.out.read_text())))
+    told = table(json.loads(options.out.read_text()))
+    options.out.with_name("RESULTS.md").write_text(f"# Faults on purpose, and clean runs\n\n{WORDS}\n\n{told}\n")
+    print(told)
 
 
 def arguments() -> argparse.Namespace:

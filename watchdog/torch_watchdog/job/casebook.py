@@ -120,7 +120,7 @@ class Casebook:
             if newest is None
             else f"resume from {newest['path']}, the newest checkpoint that is finite ({newest['updates_applied']} updates)"
         )
-        return found | {"fix": f"{found['fix']}; {way}"}
+        return found | {"fix": f"{found['fix'].rstrip('.')}; {way}"}
 
     def ruled(self, finding: Finding, ranks: Ranks, now: float) -> Incident | None:
         """What a rule says: one incident a subject, however often it comes and goes. None where nothing changes."""

@@ -20,6 +20,7 @@ from torch_watchdog_proto.messages import GpuSample, StepBlock
 __all__ = ["Engine", "Finding"]
 
 _INTERVAL_S = 1.0
+_MORE_RANKS = 8192  # for each of these a second more between two looks: a look costs by the rank
 _MAX_ALERTS = 1000  # subjects of one rule: a job that has more of them has told all there is to tell
 
 _Subject: TypeAlias = tuple[int | None, str]
@@ -64,12 +65,16 @@ class Engine:
         self._looked, self._next = now, None
         findings = [finding for watched in self._watched for finding in watched.look(self._view, now)]
         if any(watched.is_waiting for watched in self._watched):
-            self._next = now + _INTERVAL_S
+            self._next = now + self._interval_s
         return tuple(findings)
 
     def _wake(self, now: float) -> None:
         if self._next is None:
-            self._next = max(now, self._looked + _INTERVAL_S)
+            self._next = max(now, self._looked + self._interval_s)
+
+    @property
+    def _interval_s(self) -> float:
+        return _INTERVAL_S + len(self._view.ranks) // _MORE_RANKS
 
 
 class _Watched:

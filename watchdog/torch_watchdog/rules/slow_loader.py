@@ -36,6 +36,8 @@ ABOUT = About(
 
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
+    if all(stream.loader_s.highest() < settings.least_s for stream in view.ranks.values()):
+        return  # nobody waits: most looks end here
     waits = {stream.rank: _waits(stream) for stream in view.ranks.values() if stream.loader_s.is_full}
     if not waits:
         return

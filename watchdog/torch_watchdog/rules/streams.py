@@ -43,6 +43,9 @@ class Window:
         ordered = self._values[self._next :] + self._values[: self._next] if self._next else self._values
         return ordered.tolist()
 
+    def highest(self) -> float:
+        return max(self._values, default=0.0)
+
     @property
     def is_full(self) -> bool:
         return self.count >= self._size

@@ -1,0 +1,59 @@
+"""The suite itself: its plan is whole, it can tell right from wrong, and one launch of each sort gives what it should."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from catalogue import FAULTS, clean_runs, launches
+from run import judged, run
+
+
+def test_every_fault_is_met_once_a_seed() -> None:
+    for seed in range(3):
+        placed = [fault for _, faults in launches(seed) for fault, _ in faults]
+        assert sorted(map(FAULTS.index, placed)) == list(range(30))
+
+
+def test_no_two_clean_runs_are_the_same_and_none_has_a_fault() -> None:
+    runs = clean_runs()
+    assert len({str(plan) for plan in runs}) == 60
+    assert not any("faults" in plan for plan in runs)
+
+
+def incident(kind: str, rank: int | None, step: int) -> dict[str, Any]:
+    return {"kind": kind, "origin": {"rank": rank}, "step": step, "summary": kind}
+
+
+def test_a_finding_of_the_wrong_rank_is_told_but_not_right_and_one_of_another_kind_is_a_surprise() -> None:
+    spike = FAULTS[0]
+    found = judged([(spike, 100)], [incident("loss.spike", 0, 104), incident("gpu.xid", 0, 104)])
+    assert [(one["told"], one["rank_right"]) for one in found["found"]] == [(True, False)]
+    assert found["surprises"] == ["gpu.xid: gpu.xid"]
+
+
+def test_a_finding_before_the_fault_is_a_surprise() -> None:
+    found = judged([(FAULTS[0], 100)], [incident("loss.spike", 1, 50)])
+    assert (found["found"][0]["told"], len(found["surprises"])) == (False, 1)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_launch_with_two_faults_tells_both_with_the_right_ranks() -> None:
+    plan, placed = launches(0)[0]
+    result = run(plan, placed)
+    assert [(one["told"], one["rank_right"]) for one in result["found"]] == [(True, True), (True, True)], result
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_clean_run_is_silent() -> None:
+    result = run(clean_runs()[0], [])
+    assert (result["surprises"], result["exit_code"]) == ([], 0), result
