@@ -110,7 +110,7 @@ def clean_runs() -> list[dict[str, Any]]:
             "steps": rng.choice([110, 140, 180]), "evaluate_every": rng.choice([0, 0, 7, 20, 50]), "save_every": rng.choice([0, 0, 10, 40]),
             "accumulate": rng.choice([1, 1, 1, 3]), "clip": rng.random() < 0.4, "scaler": rng.random() < 0.25, "ignored": rng.choice([0, 0, 0.3, 0.9]),
             "lengths": rng.random() < 0.3, "sorted_ids": rng.random() < 0.15, "heavy": rng.random() < 0.2, "decay": rng.random() < 0.4,
-            "workers": rng.choice([0, 0, 0, 0, 1]), "pause_s": rng.choice([0.005, 0.02, 0.03]), "lr": rng.choice([0.005, 0.05, 0.02]),
+            "workers": rng.choice([0, 0, 0, 0, 1]), "pause_s": rng.choice([0.005, 0.02, 0.03]), "lr": rng.choice([0.002, 0.01, 0.03]),
         }  # fmt: skip
         runs.append(plan)
     return runs

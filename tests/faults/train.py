@@ -167,7 +167,7 @@ class Training:
         scores = self.model(batch["ids"], batch["values"])
         loss = nn.functional.cross_entropy(scores.float(), batch["labels"], ignore_index=IGNORED)
         if self.shape.heavy and step % 9 == 4:
-            loss = loss * 12
+            loss = loss + 11 * loss.detach()
         (self.scaler.scale(self._spoil(step, loss)) if self.scaler else self._spoil(step, loss)).backward()
 
     def _spoil(self, step: int, loss: torch.Tensor) -> torch.Tensor:
