@@ -71,6 +71,7 @@ class SimulatedNode:
     def steps(self, rank: int, *steps: int, attempt: int = 0, loss: float = 1.0) -> None:
         micro = {"micro_step": (0,) * len(steps), "micro_of_step": steps, "loss": (loss,) * len(steps), "loss_known": (True,) * len(steps)}
         more = {"micro_time_ns": steps, "loader_ns": steps, "evaluation": (False,) * len(steps), "step_ns": (2_000_000,) * len(steps)}
+        more |= {"step_time_ns": tuple(step + 1 for step in steps), "vetoed": (False,) * len(steps)}
         self.report(m.StepBlock(rank=rank, attempt=attempt, pid=100 + rank, first_record=1, step=steps, **micro, **more))  # type: ignore[arg-type]
 
     def exited(self, rank: int, *, exit_code: int | None = None, signal: int | None = None, text: str = "", attempt: int = 0) -> None:

@@ -96,6 +96,11 @@ def test_a_block_that_comes_twice_changes_nothing() -> None:
     assert as_json(once[0]) == as_json(twice[0])
 
 
+def test_a_block_whose_columns_are_not_of_one_length_does_not_cost_the_rest() -> None:
+    (track,) = tracks([block(0, range(5), step_time_ns=(1, 2, 3), loss=(1.0,))])
+    assert track.steps == [0, 1, 2] and track.loss == {0: 1.0}
+
+
 def test_a_job_without_a_step_says_so() -> None:
     assert rendered([])[1] == "no rank has reported a step"
 

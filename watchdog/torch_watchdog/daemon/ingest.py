@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
-from torch_watchdog.daemon.live_job import JobListener, LiveJob
+from torch_watchdog.daemon.live_job import JobListener, LiveJob, ReportObserver
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
@@ -46,6 +46,7 @@ class Ingest:
     ) -> None:
         self._config, self._writer, self._clock, self._changed = config, writer, clock, changed
         self._counters, self._listener = counters, listener
+        self.observers: list[ReportObserver] = []  # of every job; whoever shows them adds itself
         self._jobs: dict[str, LiveJob] = {}
         self._opening = asyncio.Lock()
 
@@ -119,7 +120,7 @@ class Ingest:
         job, last_seq, unwritten, saved = await asyncio.to_thread(self._found_again, hello, run_dir)
         live = LiveJob(
             job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed, counters=self._counters,
-            listener=self._listener,
+            listener=self._listener, observers=self.observers,
         )  # fmt: skip
         self._forget_oldest()
         self._jobs[hello.job] = live

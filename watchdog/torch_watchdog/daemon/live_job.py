@@ -12,7 +12,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.job.events import (
@@ -33,7 +33,7 @@ from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog_proto.envelopes import TellRank
 from torch_watchdog_proto.messages import NodeReport
 
-__all__ = ["JobListener", "LiveJob", "Outbox"]
+__all__ = ["JobListener", "LiveJob", "Outbox", "ReportObserver"]
 
 _MAX_ORDERS = 10_000  # for a node that is away; the oldest give way, because the newest generation is what counts
 
@@ -68,6 +68,9 @@ class JobListener(Protocol):
     def reported(self, live: LiveJob, *, trains: bool) -> None: ...
 
 
+ReportObserver: TypeAlias = Callable[[str, str, NodeReport], None]  # job, node, and what it reported: on the loop, so it must not wait
+
+
 class LiveJob:
     """`last_seq` holds the newest report that was taken from each node."""
 
@@ -82,11 +85,12 @@ class LiveJob:
         changed: Callable[[], None],
         counters: Counters,
         listener: JobListener | None = None,
+        observers: Sequence[ReportObserver] = (),
     ) -> None:
         self.job, self.run_dir, self.last_seq = job, run_dir, last_seq
         self._files = JobFiles(run_dir)
         self._writer, self._clock, self._changed = writer, clock, changed
-        self._counters, self._listener = counters, listener
+        self._counters, self._listener, self._observers = counters, listener, observers
         self._left_s: dict[str, float] = {}  # node -> when its last stream broke, for those that are away
         self._outboxes: dict[str, Outbox] = {}
         self._streams = Counter[str]()  # of reports, by node: a new one may begin before the end of a broken one is seen
@@ -150,6 +154,8 @@ class LiveJob:
         session = self.job.session
         self._writer.submit(lambda: self._files.append_report(node, session, report), done)
         self.handle(ReportCame(node=node, report=report))
+        for observe in self._observers:
+            observe(self.job.name, node, report)
         if self._listener is not None:
             self._listener.reported(self, trains=any(block.step for block in report.blocks))
 

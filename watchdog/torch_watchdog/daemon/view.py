@@ -16,7 +16,7 @@ from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.job.events import OrderRequested, Refused
-from torch_watchdog.store.read import read_blocks, read_events
+from torch_watchdog.store.read import read_blocks, read_events, read_newest_blocks
 from torch_watchdog_proto.envelopes import JobStatus, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
 
@@ -63,6 +63,11 @@ class FleetView:
         """The recorded steps of the range (inclusive), in the order in which they came."""
         run_dir = self.run_dir(name)
         return await asyncio.to_thread(lambda: tuple(read_blocks(run_dir, rank, first_step, last_step)))
+
+    async def newest_blocks(self, name: str, rank: int) -> Sequence[StepBlock]:
+        """What the newest segments have of a rank: bounded, however long the run."""
+        run_dir = self.run_dir(name)
+        return await asyncio.to_thread(read_newest_blocks, run_dir, rank)
 
     def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str) -> OrderAnswer:
         """Asks the job for a clean stop or a checkpoint."""

@@ -69,7 +69,7 @@ class RankTrack:
 
 
 def tracks(blocks: Iterable[StepBlock]) -> list[RankTrack]:
-    """By attempt, then rank. A block that comes twice changes nothing."""
+    """By attempt, then rank. A block that comes twice changes nothing; one whose columns are not of one length counts as far as the shortest goes."""
     found: dict[tuple[int, int], RankTrack] = {}
     losses: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
     for block in blocks:
@@ -84,21 +84,21 @@ def tracks(blocks: Iterable[StepBlock]) -> list[RankTrack]:
 
 
 def _add_steps(track: RankTrack, block: StepBlock) -> None:
-    track.time_ns.update(zip(block.step, block.step_time_ns, strict=True))
-    track.duration_ns.update(zip(block.step, block.step_ns, strict=True))
+    track.time_ns.update(zip(block.step, block.step_time_ns, strict=False))
+    track.duration_ns.update(zip(block.step, block.step_ns, strict=False))
     track.allocated_bytes.update((step, size) for step, size in zip(block.step, block.allocated_bytes, strict=False) if size)
     track.peak_bytes.update((step, size) for step, size in zip(block.step, block.peak_bytes, strict=False) if size)
     track.grad_norm.update((step, norm) for step, norm in zip(block.step, block.grad_norm, strict=False) if norm >= 0)
     track.gpu = block.gpu or track.gpu
-    track.vetoed.update(step for step, vetoed in zip(block.step, block.vetoed, strict=True) if vetoed)
+    track.vetoed.update(step for step, vetoed in zip(block.step, block.vetoed, strict=False) if vetoed)
 
 
 def _add_micro_steps(track: RankTrack, losses: dict[tuple[int, int], float], block: StepBlock) -> None:
     evaluation = block.evaluation or (False,) * len(block.micro_step)
     forward = block.forward_ns or (0,) * len(block.micro_step)  # older versions did not record it
     times = map(Batch, block.micro_time_ns, block.loader_ns, forward, evaluation)
-    track.batches.update(zip(zip(block.micro_of_step, block.micro_step, strict=True), times, strict=True))
-    rows = zip(block.micro_of_step, block.micro_step, block.loss, block.loss_known, evaluation, strict=True)
+    track.batches.update(zip(zip(block.micro_of_step, block.micro_step, strict=False), times, strict=False))
+    rows = zip(block.micro_of_step, block.micro_step, block.loss, block.loss_known, evaluation, strict=False)
     for step, micro_step, loss, known, evaluated in rows:
         if evaluated:
             track.evaluated.add(step)

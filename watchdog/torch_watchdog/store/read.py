@@ -17,7 +17,7 @@ from torch_watchdog.store.segments import read_frames, segment_files
 from torch_watchdog_proto.codec import MalformedMessageError, read_stored_report
 from torch_watchdog_proto.messages import NodeReport, StepBlock
 
-__all__ = ["holds_steps", "read_blocks", "read_events", "read_incidents", "read_job", "read_reports", "step_range"]
+__all__ = ["holds_steps", "read_blocks", "read_events", "read_incidents", "read_job", "read_newest_blocks", "read_reports", "step_range"]
 
 
 def read_blocks(run_dir: Path, rank: int | None = None, first_step: int | None = None, last_step: int | None = None) -> Iterator[StepBlock]:
@@ -26,14 +26,24 @@ def read_blocks(run_dir: Path, rank: int | None = None, first_step: int | None =
         yield from holds_steps(report.blocks, rank, first_step, last_step)
 
 
+def read_newest_blocks(run_dir: Path, rank: int, max_segments: int = 2) -> tuple[StepBlock, ...]:
+    """Of a rank, from the newest segments only: for a page, which must not read a run of weeks."""
+    reports = (report for path in segment_files(RunDirectory(run_dir).blocks)[-max_segments:] for _, _, report in _reports_of(path))
+    return tuple(block for report in reports for block in holds_steps(report.blocks, rank))
+
+
 def read_reports(run_dir: Path) -> Iterator[tuple[str, str, NodeReport]]:
     """Every report that was kept, as (node, session, report)."""
     for path in segment_files(RunDirectory(run_dir).blocks):
-        for frame in read_frames(path):
-            try:
-                yield read_stored_report(frame.payload)
-            except MalformedMessageError:
-                continue  # of a newer version: its neighbours may still be read
+        yield from _reports_of(path)
+
+
+def _reports_of(path: Path) -> Iterator[tuple[str, str, NodeReport]]:
+    for frame in read_frames(path):
+        try:
+            yield read_stored_report(frame.payload)
+        except MalformedMessageError:
+            continue  # of a newer version: its neighbours may still be read
 
 
 def holds_steps(

@@ -20,6 +20,7 @@ from torch_watchdog.web import api, pages
 from torch_watchdog.web.access import Access
 from torch_watchdog.web.guard import COOKIE, Guard, cookie_of
 from torch_watchdog.web.metrics import exposition
+from torch_watchdog.web.pages.live import Heat
 
 __all__ = ["make_app"]
 
@@ -49,7 +50,7 @@ def make_app(view: FleetView, access: Access, *, tls: bool) -> Starlette:
         ],
         middleware=[Middleware(Guard, access=access, refused=refused, tls=tls)],
     )
-    app.state.view, app.state.access, app.state.tls = view, access, tls
+    app.state.view, app.state.access, app.state.tls, app.state.heat = view, access, tls, Heat(view)
     return app
 
 

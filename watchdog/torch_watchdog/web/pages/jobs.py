@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from html import escape
+from datetime import UTC, datetime
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
-from torch_watchdog_proto.envelopes import JobStatus
+from torch_watchdog.web.pages.shown import render
 
 __all__ = ["page"]
 
-_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>torch-watchdog</title></head>
-<body><main><h1>Jobs</h1><table><tr><th>job<th>state<th>ranks<th>policy<th>incidents<th>exit</tr>{rows}</table></main></body></html>"""
-
 
 async def page(request: Request) -> Response:
-    return HTMLResponse(_PAGE.format(rows="".join(map(_row, request.app.state.view.jobs()))))
-
-
-def _row(job: JobStatus) -> str:
-    cells = (job.job, job.state, job.world_size or "", job.policy, job.incidents, "" if job.exit_code is None else job.exit_code)
-    return "<tr>" + "".join(f"<td>{escape(str(cell))}" for cell in cells) + "</tr>"
+    jobs = request.app.state.view.jobs()
+    rows = [(job, f"{datetime.fromtimestamp(job.started_s, UTC):%Y-%m-%d %H:%M:%S}" if job.started_s else "") for job in jobs]
+    return render(request, "jobs.html", rows=rows)

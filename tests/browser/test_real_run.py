@@ -1,0 +1,141 @@
+"""Every page in a real browser, of real launches: one that a bad batch stopped, one that runs while it is looked at."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browsing import Browser, needs_chromium
+from fleet_harness import TOKEN, Fleet
+from launching import environment, launch
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), needs_chromium]
+
+E2E = Path(__file__).parents[1] / "e2e"
+WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """With both jobs: `bad` has ended, `job` is past its tenth step."""
+    root = tmp_path_factory.mktemp("f")
+    with Fleet(root) as made:
+        bad = [
+            *WATCHDOG,
+            "--daemon",
+            made.socket,
+            "--dir",
+            str(made.runs),
+            "--job",
+            "bad",
+            *TORCHRUN,
+            str(E2E / "scripts" / "train.py"),
+            "--bad",
+            "45",
+        ]
+        ended = launch(root, bad)
+        assert ended.code == 65, ended.err
+        good = [*WATCHDOG, "--daemon", made.socket, "--dir", str(made.runs), "--job", "job", *TORCHRUN, str(E2E / "tiny_train.py")]
+        process = subprocess.Popen(
+            [*good, "--steps", "4000", "--step-time-s", "0.05"], cwd=root, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )  # fmt: skip
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("step 10 "):
+            assert process.poll() is None
+        yield made
+        process.terminate()
+        process.communicate(timeout=120)
+
+
+@pytest.fixture
+def shown(window: Browser, fleet: Fleet) -> Browser:
+    window.open(f"{fleet.url}login?token={TOKEN}")
+    return window
+
+
+def check(page: Browser, name: str) -> None:
+    """In light and dark and on a phone: nothing to complain of, nothing that sticks out."""
+    for dark in (False, True):
+        page.dark(dark)
+        assert page.violations() == []
+        page.picture(f"{name}-{'dark' if dark else 'light'}")
+    page.size(390, 844)
+    assert page.run("return document.documentElement.scrollWidth <= window.innerWidth"), f"{name} is wider than a phone"
+    assert page.violations() == []
+    page.picture(f"{name}-phone")
+    assert page.errors() == []
+
+
+def test_the_login_lets_in_by_token(window: Browser, fleet: Fleet) -> None:
+    window.driver.delete_all_cookies()
+    window.open(fleet.url)
+    assert window.driver.current_url.endswith("/login?next=/")
+    window.driver.find_element("name", "token").send_keys(TOKEN)
+    window.press("button")
+    window.until(lambda: window.text("h1") == "Jobs", "the first page")
+    assert window.errors() == []
+
+
+def test_the_first_page_lists_both_jobs(shown: Browser, fleet: Fleet) -> None:
+    shown.open(fleet.url)
+    assert "running" in shown.text("table") and "65" in shown.text("table")
+    check(shown, "jobs")
+
+
+def test_a_running_jobs_page_follows_it_and_draws_its_map(shown: Browser, fleet: Fleet) -> None:
+    shown.open(f"{fleet.url}jobs/job")
+    step = int(shown.text('[data-fact="step"]'))
+    shown.until(lambda: int(shown.text('[data-fact="step"]')) > step, "a newer step without loading the page again")
+    shown.until(lambda: shown.run("return document.querySelectorAll('#rows tbody tr').length") == 2, "a row a rank")
+    painted = (
+        "const c = document.getElementById('map'); return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(byte => byte)"
+    )
+    assert shown.run(painted)
+    shown.until(lambda: shown.run("return document.querySelector('#curve svg') !== null"), "the curve")
+    check(shown, "job")
+
+
+def test_the_map_is_used_by_keyboard_and_leads_to_a_rank(shown: Browser, fleet: Fleet) -> None:
+    shown.open(f"{fleet.url}jobs/job")
+    shown.until(lambda: shown.run("return document.querySelectorAll('#rows tbody tr').length") == 2, "a row a rank")
+    canvas = shown.driver.find_element("id", "map")
+    shown.run("arguments[0].focus()", canvas)
+    canvas.send_keys("\ue015")  # arrow down
+    shown.until(lambda: shown.text("#cell").startswith("rank 1, "), "the cell in words")
+    canvas.send_keys("\ue007")  # enter
+    shown.until(lambda: shown.text("h1") == "Rank 1", "the rank's page")
+    shown.press("tbody a, table a")
+    shown.until(lambda: shown.text("#step-title").startswith("The batch of step"), "the step's batch")
+    check(shown, "rank")
+
+
+def test_an_incident_of_a_stopped_job_is_told(shown: Browser, fleet: Fleet) -> None:
+    shown.open(f"{fleet.url}jobs/bad")
+    shown.driver.find_element("css selector", ".incidents a").click()
+    shown.until(lambda: shown.text("h1") == "batch.index_out_of_range", "the incident's page")
+    assert "allowed" in shown.text(".card") and "Look at rank" in shown.text()
+    check(shown, "incident")
+
+
+def test_an_operator_asks_for_a_checkpoint(shown: Browser, fleet: Fleet) -> None:
+    shown.open(f"{fleet.url}jobs/job")
+    shown.press(".actions button")
+    shown.until(lambda: shown.text(".said") == "every rank is told", "the answer")
+    committed = (fleet.runs / "job" / "checkpoints").glob
+    shown.until(lambda: list(committed("*/COMMITTED")), "the checkpoint")
+    assert shown.errors() == []
+
+
+def test_a_report_opens_from_a_file_with_the_network_off(window: Browser, fleet: Fleet, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = launch(tmp_path, [*WATCHDOG, "report", str(fleet.runs / "bad"), "-o", str(page)])
+    assert done.code == 0, done.err
+    window.offline()
+    window.open(page.as_uri())
+    assert "What happened" in window.text() and window.run("return document.querySelectorAll('svg').length") >= 3
+    check(window, "report")
+    window.driver.execute_cdp_cmd("Network.disable", {})
