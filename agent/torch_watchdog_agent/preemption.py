@@ -7,8 +7,10 @@ ours stands only where there was none, and does nothing once another has taken i
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,10 +23,14 @@ _POLL_S = 0.2
 
 
 class Preemption:
-    """`tell` brings the news of a signal to the daemon; False where nobody hears it. Everything else runs on the main thread."""
+    """`tell` brings the news of a signal to the daemon; False where nobody hears it. `progress` counts the batches that the loop was handed.
 
-    def __init__(self, tell: Callable[[int], bool], *, grace_s: float) -> None:
-        self._tell, self._grace_s = tell, grace_s
+    Everything but the wait runs on the main thread.
+    """
+
+    def __init__(self, tell: Callable[[int], bool], *, grace_s: float, progress: Callable[[], int]) -> None:
+        self._tell, self._grace_s, self._progress = tell, grace_s, progress
+        self._held_back: tuple[int, int] | None = None  # the signal, and the progress at which it came
         self._pid = os.getpid()
         self._told = self._is_due = False
 
@@ -44,6 +50,7 @@ class Preemption:
             self._let_it_act(number)
         elif not self._told:
             self._told = True
+            self._held_back = number, self._progress()
             # Bare, because a handler may come in between any two bytecodes: a lock that it needs may be held by the very thread that it interrupts.
             _thread.start_new_thread(self._wait_for_the_end, (number,))
 
@@ -55,6 +62,14 @@ class Preemption:
                 time.sleep(_POLL_S)
         self._is_due = True
         os.kill(self._pid, number)
+
+    def at_end(self) -> None:
+        """The program ends by itself. A signal after which it trained no more comes into its own: it would have ended it without us."""
+        if self._held_back is not None and self._held_back[1] == self._progress() and os.getpid() == self._pid:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            self._let_it_act(self._held_back[0])
 
     def _let_it_act(self, number: int) -> None:
         """In a forked child SIGUSR1 means nothing: the launch was started with it ignored, so that it ends no launcher."""

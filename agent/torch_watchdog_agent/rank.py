@@ -62,7 +62,13 @@ class Rank:
         self.gate = Gate(identity.rank, register.decide)
         self.subjects = Subjects()
         self.window = WindowState(self.subjects, say=self.say)
-        self.rescuer = Rescuer(self, leave=leave)
+        self._leaving = False  # by an order of ours
+
+        def announce_leave() -> None:
+            self._leaving = True
+            leave()
+
+        self.rescuer = Rescuer(self, leave=announce_leave)
         self.line = self._connect()
         self.history = History(self._open_ring(), self.loop)
         self.say.also = self.history.said
@@ -71,7 +77,7 @@ class Rank:
         self.guard = Guard(say=self.say, on_refused=self.refused, patient=bool(config.scan))
         self.holds = Holds(self)
         self._unread = Unread(self.guard, say=self.say, found=self.holds.hold_late, change=config.policy != "observe")
-        self.saver = Saver(self, leave=leave)
+        self.saver = Saver(self, leave=announce_leave)
         if importlib.util.find_spec("safetensors") is None:
             self.say("safetensors is missing in this Python: a stop will leave no checkpoint of ours (pip install safetensors)")
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
@@ -81,15 +87,21 @@ class Rank:
         self._contract_written = ""
         self._gates_seen = self._trains_in_eval = False
         self._looked_inside = False
-        self._install_preemption()
+        self._preemption = self._preempted()
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
 
-    def _install_preemption(self) -> None:
+    def _preempted(self) -> Preemption | None:
         grace_s = self.config.signal_grace_s
-        if grace_s is not None and self.line is not None and self.scan is None:
-            Preemption(lambda number: self.tell(Signalled(rank=self.identity.rank, signal=number)), grace_s=grace_s).install()
+        if grace_s is None or self.line is None or self.scan is not None:
+            return None
+        preemption = Preemption(
+            lambda number: self.tell(Signalled(rank=self.identity.rank, signal=number)), grace_s=grace_s,
+            progress=lambda: self.loop.batches_seen,
+        )  # fmt: skip
+        preemption.install()
+        return preemption
 
     def _connect(self) -> ControlLine | None:
         import torch
@@ -156,6 +168,8 @@ class Rank:
         if self.scan is not None:
             self.scan.ended()
         self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
+        if self._preemption is not None and not self._leaving:
+            self._preemption.at_end()
 
     def resumed(self, path: Path, *, updates_applied: int) -> None:
         """The training goes on from the checkpoint at `path`: what was left out before stays out."""

@@ -17,7 +17,8 @@ def tell(number):
     os.write(1, f"told {number}\\n".encode())
     said.set()
     return HEARD
-preemption = Preemption(tell, grace_s=GRACE)
+trained = 0
+preemption = Preemption(tell, grace_s=GRACE, progress=lambda: trained)
 BEFORE
 preemption.install()
 AFTER
@@ -50,6 +51,18 @@ class Program:
     def ended(self) -> tuple[str, int]:
         out, _ = self.process.communicate(timeout=TIMEOUT_S)
         return out, self.process.returncode
+
+
+def test_a_signal_after_which_nothing_was_trained_ends_the_program_in_its_own_way() -> None:
+    program = Program(during="if said.is_set(): print('last', end=''); preemption.at_end()")
+    program.send(signal.SIGTERM)
+    assert program.ended() == ("told 15\nlast", -signal.SIGTERM)
+
+
+def test_a_program_that_trained_on_to_its_end_within_the_grace_has_finished() -> None:
+    program = Program(during="if said.is_set(): trained += 1; preemption.at_end(); sys.exit(0)")
+    program.send(signal.SIGTERM)
+    assert program.ended() == ("told 15\n", 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
