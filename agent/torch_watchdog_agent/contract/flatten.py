@@ -7,9 +7,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-__all__ = ["leaves_of", "replaced", "taken_apart"]
+__all__ = ["arrays_of", "leaves_of", "replaced", "taken_apart"]
 
 MAX_DEPTH = 8
 MAX_LEAVES = 4096
@@ -29,6 +30,16 @@ def taken_apart(batch: object) -> tuple[dict[str, torch.Tensor], list[tuple[str,
     scalars: list[tuple[str, Any]] = []
     _walk(batch, "", MAX_DEPTH, leaves, scalars)
     return leaves, scalars
+
+
+def arrays_of(batch: object, path: str = "", depth: int = MAX_DEPTH) -> dict[str, np.ndarray[Any, Any]]:
+    """The NumPy arrays of a batch by dotted path."""
+    if isinstance(batch, np.ndarray):
+        return {path or WHOLE: batch}
+    if isinstance(batch, (torch.Tensor, *_ATOMS)) or not depth:
+        return {}
+    parts = [arrays_of(child, f"{path}.{name}" if path else name, depth - 1) for name, child in _children(batch)]
+    return {key: array for part in parts for key, array in part.items()}
 
 
 def _walk(item: Any, path: str, depth: int, leaves: dict[str, torch.Tensor], scalars: list[tuple[str, Any]]) -> None:

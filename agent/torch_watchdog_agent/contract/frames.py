@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ModuleNames", "Place", "place_of_call", "user_line"]
+__all__ = ["ModuleNames", "Place", "is_users", "place_of_call", "user_line"]
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -105,10 +105,15 @@ def place_of_call(names: ModuleNames, depth: int = 1) -> Place:
     )
 
 
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours."""
+    return not file.startswith((_TORCH, _OURS))
+
+
 def user_line() -> str:
     """`file:line` of the innermost frame that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
 

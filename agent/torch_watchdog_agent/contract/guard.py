@@ -23,6 +23,7 @@ from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.inside import not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.mailbox import Mailbox
+from torch_watchdog_agent.contract.misfit import misfit
 from torch_watchdog_agent.contract.mode import compiled_code_in_the_way, modes_on_stack, without_modes
 from torch_watchdog_agent.contract.ondevice import DeviceChecks, Finite, Look, Part
 from torch_watchdog_agent.contract.placement import stand_ins, taken_from
@@ -68,6 +69,7 @@ class Guard:
         self._batches = 0
         self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
         self._handed: Origin | None = None  # the newest batch that the loop got
+        self._batch: object = None
         self._off = False
         self._told_of_compiled_code = False
         self._told_version = 0
@@ -81,7 +83,7 @@ class Guard:
 
     def handed_over(self, checked: Checked, batch: object) -> None:
         """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
-        self._handed = checked.origin
+        self._handed, self._batch = checked.origin, batch
         if checked.needs_trace or self._tracer.tracing or checked.version != self._contract.version:
             self._guarded(lambda: self._hand_over(checked, batch), None)
 
@@ -109,7 +111,7 @@ class Guard:
 
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
-        self._handed = None
+        self._handed = self._batch = None
         if self._tracer.tracing:
             self._guarded(self._tracer.end_at_gate, None)
 
@@ -358,7 +360,8 @@ class Guard:
 
     def _diagnose(self, error: BaseException) -> Violation | None:
         with without_modes():
-            return self._tracer.diagnosed(error) or probability_violation(error)
+            found = self._tracer.diagnosed(error) or probability_violation(error)
+            return misfit(error, self._handed, self._batch) if found is None and self._handed is not None else found
 
     def _repair(self, batch: object, checked: Checked) -> object | None:
         with without_modes():

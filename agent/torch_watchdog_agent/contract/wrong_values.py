@@ -283,6 +283,15 @@ def _looks_like_tokens(facts: Facts) -> bool:
     )
 
 
+def _not_a_probability(facts: Facts) -> tuple[str, str] | None:
+    if facts.op != "binary_cross_entropy":
+        return None
+    return (
+        f"The target of binary_cross_entropy is a probability, 0 to 1, and {facts.fact.key} holds {facts.value}.",
+        "Scale it (a mask of 0 and 255: divide by 255), map the classes to 0 and 1, or use cross_entropy for class ids.",
+    )
+
+
 def _plain(facts: Facts) -> tuple[str, str]:
     value = facts.fact.derived.value if facts.fact.derived is not None else facts.value
     return (
@@ -293,5 +302,6 @@ def _plain(facts: Facts) -> tuple[str, str]:
 
 WRONG_VALUES = (
     *(_cast_from_nan, _difference, _label_mask_in_inputs, _coordinate, _pad_id, _no_ignore_index, _void_class, _absurd, _segments),
-    *(_edges, _spans, _positions, _one_logit, _unknown_label, _from_one, _head_too_small, _tokens, _plain),
+    *(_edges, _spans, _positions, _one_logit, _unknown_label, _from_one, _head_too_small, _tokens),
+    *(_not_a_probability, _plain),
 )

@@ -1,0 +1,171 @@
+"""An exception about a dtype, a shape or a NumPy array: which tensor of the batch it speaks of, read off the frames that raised.
+
+Owns the reading of those frames, and the words. Works after the training has failed by itself, so that a guess could not do harm; still it names a
+tensor only where the frame holds it, or where two tensors of the batch contradict each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_watchdog_agent.contract.flatten import arrays_of
+from torch_watchdog_agent.contract.frames import is_users
+from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
+
+__all__ = ["misfit"]
+
+_FUNCTIONAL = f"torch{os.sep}nn{os.sep}functional.py"
+_INDICES = {"embedding": "int64 or int32", "embedding_bag": "int64 or int32", "cross_entropy": "int64", "nll_loss": "int64"}
+_ABOUT_DTYPE = re.compile(r"scalar types?|dtype|can't be cast|only applicable to index tensor|tensors used as indices", re.IGNORECASE)
+_ABOUT_SHAPE = re.compile(
+    r"batch_size|target size|target tensor expected|must match|shape|size of tensor|different to the input size|same size", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The innermost function of torch.nn.functional that raised, with what it was given, and the line outside of torch that led to it."""
+
+    op: str
+    given: Mapping[str, Any]
+    source: str
+
+
+def misfit(error: BaseException, origin: Origin, batch: object) -> Violation | None:
+    """What is wrong with the batch behind this exception, where that can be read off it. `batch`: as the loop got it."""
+    if not isinstance(error, (TypeError, AttributeError, ValueError, RuntimeError, IndexError)) or isinstance(
+        error, torch.OutOfMemoryError
+    ):
+        return None
+    call, text = _call_that_raised(error.__traceback__), str(error)
+    if "numpy.ndarray" in text:
+        return _not_a_tensor(call, arrays_of(batch))
+    about_dtype = _ABOUT_DTYPE.search(text) is not None
+    if about_dtype:
+        return _of_another_dtype(call, origin)
+    if _ABOUT_SHAPE.search(text) is None:
+        return None
+    return _of_another_shape(call, origin) or _mask_of_another_length(call, origin)
+
+
+def _call_that_raised(traceback: TracebackType | None) -> _Call:
+    call, source = None, "?"
+    while traceback is not None:
+        frame = traceback.tb_frame
+        name = frame.f_code.co_filename
+        if name.endswith(_FUNCTIONAL):
+            call = _Call(frame.f_code.co_name, frame.f_locals, source)
+        elif is_users(name):
+            source = f"{name}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return _Call("", {}, source) if call is None else call
+
+
+def _of_another_dtype(call: _Call, origin: Origin) -> Violation | None:
+    """A loss's target, or the index of a lookup."""
+    given = call.given.get("input")
+    suspect = call.given.get("target", given)
+    key = _key_of(suspect, origin) if isinstance(suspect, torch.Tensor) else None
+    if key is None:
+        return None
+    wrong, output = _name(suspect.dtype), _name(given.dtype) if isinstance(given, torch.Tensor) else "another dtype"
+    needed = _INDICES.get(call.op, output)
+    return _violation(
+        "batch.dtype", key, origin, call, summary=f"{key} has dtype {wrong}; {call.op} needs {needed}",
+        cause=f"{key} came as {wrong}, and {call.op} takes {needed}. The values may be fine: only the dtype is wrong.",
+        fix=f"Cast {key} in the data set or the collator: {_cast(needed)}.",
+    )  # fmt: skip
+
+
+def _of_another_shape(call: _Call, origin: Origin) -> Violation | None:
+    """A loss's target that does not fit what the model has made."""
+    given, target = call.given.get("input"), call.given.get("target")
+    if not isinstance(given, torch.Tensor) or not isinstance(target, torch.Tensor) or given.shape == target.shape:
+        return None
+    key = _key_of(target, origin)
+    if key is None:
+        return None
+    taken, output = tuple(target.shape), tuple(given.shape)
+    wanted = (output[0], *output[2:]) if call.op in ("cross_entropy", "nll_loss") and len(output) > 1 else output
+    return _violation(
+        "batch.shape", key, origin, call, summary=f"{key} has shape {taken}; {call.op} of an output {output} needs {wanted}",
+        cause=f"The model's output is {output}, for which {call.op} takes a target of shape {wanted}; {key} gives {taken}.",
+        fix=f"Give {key} that shape where it is made (a row that is missing, a dimension of 1 too many or too few), or reduce the output to it.",
+    )  # fmt: skip
+
+
+def _key_of(tensor: torch.Tensor, origin: Origin) -> str | None:
+    """The tensor of the batch that this one is, or is a view of; else the only one of its shape and dtype (a copy on another device)."""
+    leaves = {**origin.leaves, **origin.own}
+    for key, leaf in leaves.items():
+        if leaf is tensor or (leaf.device == tensor.device and leaf.numel() and leaf.untyped_storage().data_ptr() == _place(tensor)):
+            return key
+    alike = [key for key, leaf in leaves.items() if leaf.shape == tensor.shape and leaf.dtype == tensor.dtype]
+    if len(alike) == 1:
+        return alike[0]
+    return next((key for key, leaf in leaves.items() if _laid_out_anew(leaf, tensor)), None)
+
+
+def _laid_out_anew(leaf: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether they hold the same numbers in the same order (a slice that was flattened); a device is not waited for."""
+    same = leaf.is_cpu and tensor.is_cpu and leaf.dtype == tensor.dtype and leaf.numel() == tensor.numel()
+    return same and bool(torch.equal(leaf.reshape(-1), tensor.reshape(-1)))
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return 0 if tensor.device.type == "meta" else int(tensor.untyped_storage().data_ptr())
+
+
+def _not_a_tensor(call: _Call, arrays: Mapping[str, Any]) -> Violation | None:
+    given = [value for value in call.given.values() if isinstance(value, np.ndarray)]
+    keys = [key for key, array in arrays.items() if any(np.may_share_memory(array, one) for one in given)] or list(arrays)
+    if not keys:
+        return None
+    array = arrays[keys[0]]
+    what = keys[0] if len(keys) == 1 else f"{', '.join(keys)}"
+    fact = BatchFact(key=keys[0], shape=tuple(array.shape), dtype=f"numpy.ndarray of {array.dtype}")
+    return Violation(
+        kind="batch.dtype", summary=f"{what} came as a NumPy array; {call.op or 'the model'} needs a tensor",
+        cause=f"The data set or the collator returns {what} as a NumPy array ({array.dtype}), and nothing makes a tensor of it before the model.",
+        fix="torch.as_tensor(array) in the collator, or leave collation to torch's default_collate, which does that.",
+        batch=fact, bound=BoundFact(op=call.op, source=call.source), repairable=False,
+    )  # fmt: skip
+
+
+def _mask_of_another_length(call: _Call, origin: Origin) -> Violation | None:
+    for key, mask in origin.leaves.items():
+        ids = origin.leaves.get(key.removesuffix("attention_mask") + "input_ids") if key.endswith("attention_mask") else None
+        if ids is None or ids.dim() < 2 or mask.dim() != 2 or mask.shape == ids.shape[:2]:
+            continue
+        name = key.removesuffix("attention_mask") + "input_ids"
+        return _violation(
+            "batch.shape", key, origin, call, summary=f"{key} {tuple(mask.shape)} does not fit {name} {tuple(ids.shape)}",
+            cause=f"{key} has shape {tuple(mask.shape)}, and {name} {tuple(ids.shape)}: the mask was made for another length (before truncation or padding).",
+            fix="Truncate and pad both by the same call of the tokenizer or processor.",
+        )  # fmt: skip
+    return None
+
+
+def _violation(kind: str, key: str, origin: Origin, call: _Call, *, summary: str, cause: str, fix: str) -> Violation:
+    tensor = origin.leaves.get(key, origin.own.get(key))
+    shape, dtype = (tuple(tensor.shape), _name(tensor.dtype)) if tensor is not None else ((), "")
+    fact = BatchFact(key=key, shape=shape, dtype=dtype, device=str(origin.device(key)) if key in origin.leaves else "cpu")
+    bound = BoundFact(op=call.op or "forward", source=call.source)
+    return Violation(kind=kind, summary=summary, cause=cause, fix=fix, batch=fact, bound=bound, repairable=False)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _cast(needed: str) -> str:
+    return ".long()" if needed.startswith("int64") else ".float()" if needed.startswith("float") else f".to(torch.{needed})"
