@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
 from torch_watchdog_proto.messages import Order, RankMessage
 
@@ -20,10 +21,10 @@ _SEND_TIMEOUT_S = 2.0
 
 
 class ControlLine:
-    """`on_order` runs on the control thread; `on_lost` too, once, when the line is gone."""
+    """`name`: of the rank, for its fault points. `on_order` runs on the control thread; `on_lost` too, once, when the line is gone."""
 
-    def __init__(self, path: Path, *, on_order: Callable[[Order], tuple[RankMessage, ...]], on_lost: Callable[[], None]) -> None:
-        self._on_order, self._on_lost = on_order, on_lost
+    def __init__(self, path: Path, *, name: str, on_order: Callable[[Order], tuple[RankMessage, ...]], on_lost: Callable[[], None]) -> None:
+        self._name, self._on_order, self._on_lost = name, on_order, on_lost
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(_CONNECT_TIMEOUT_S)
         self._socket.connect(str(path))
@@ -39,6 +40,7 @@ class ControlLine:
         """False where the line is gone. Never blocks for longer than two seconds."""
         if not self.connected:
             return False
+        reach(self._name, "before", message)
         try:
             with self._sending:
                 self._socket.sendall(encode(message))
@@ -57,6 +59,7 @@ class ControlLine:
         try:
             while data := self._socket.recv(65536):
                 for order in decoder.feed(data):
+                    reach(self._name, "got", order)
                     for answer in self._on_order(order):  # type: ignore[arg-type]  # a rank's own words do not come back
                         self.send(answer)
         except (OSError, FrameError):

@@ -107,7 +107,12 @@ class Rank:
         import torch
 
         try:
-            line = ControlLine(Path(self.config.runtime_dir) / "control.sock", on_order=self._ordered, on_lost=self._lost)
+            line = ControlLine(
+                Path(self.config.runtime_dir) / "control.sock",
+                name=f"rank-{self.identity.rank}",
+                on_order=self._ordered,
+                on_lost=self._lost,
+            )
         except OSError as error:
             self.say(f"the node process cannot be reached ({error}); this rank is recorded, but not guarded")
             return None

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch_watchdog_proto.codec import MalformedMessageError, control_message
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
+from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
 from torch_watchdog_proto.messages import RankHello, RankMessage
 
@@ -69,6 +70,7 @@ class Relay:
         """Passes an order on; one for a rank that is not here is dropped, as if it had come too late."""
         rank = self._ranks.get((order.attempt, order.rank))
         if rank is not None:
+            reach("node", "before", order.order)
             rank.send(order)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,6 +111,7 @@ class Relay:
                 raise FrameError(f"rank {rank.hello.rank} speaks as rank {message.rank}")
             said = RankSaid(attempt=rank.hello.attempt, message=message)
             control_message(said)  # what would not pass the wire ends here, at the one connection that said it
+            reach("node", "got", message)
             self._on_up(said)
 
 

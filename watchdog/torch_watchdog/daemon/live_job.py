@@ -31,6 +31,7 @@ from torch_watchdog.job.job import Job
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog_proto.envelopes import TellRank
+from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.messages import NodeReport
 
 __all__ = ["JobListener", "LiveJob", "Outbox", "ReportObserver"]
@@ -174,6 +175,7 @@ class LiveJob:
     def _do(self, effect: Effect) -> None:
         match effect:
             case SendOrder():
+                reach("daemon", "before", effect.tell.order)
                 self.outbox(effect.node).put(effect.tell)
             case WriteIncident():
                 self._writer.submit(lambda: self._files.write_incident(effect.incident, effect.contract_of_rank))

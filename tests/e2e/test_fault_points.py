@@ -1,0 +1,100 @@
+"""kill -9 of a part between any two words of a stop: no hang, nothing half called good, never different updates on two ranks."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from launching import Ended, ended, free_port, launch, script, start, torchrun, until, watchdog
+
+from torch_watchdog_agent.checkpoint import manifest
+from torch_watchdog_proto.fault_points import VARIABLE
+
+pytestmark = pytest.mark.e2e
+
+BAD = 38  # meets rank 1 at step 4
+LONGEST_S = (
+    150.0  # start, ten steps, the timeouts of one order (10 s each), torchrun's own end of a failed launch (30 s); for two busy cores
+)
+
+FEW = ("rank-1 before Hold", "rank-0 got Commit", "rank-1 before Saved", "rank-0 before Committed", "node before Commit")
+MORE = (
+    *(f"rank-{rank} before {word}" for rank in (0, 1) for word in ("Ack", "Saving", "Left")),
+    *(f"rank-{rank} got {word}" for rank in (0, 1) for word in ("Prepare", "Leave")),
+    *("rank-1 got Commit", "rank-0 before Saved", "rank-0 got WriteCommitted"),
+    *(f"node got {word}" for word in ("Hold", "Ack", "Saving", "Saved", "Committed", "Left")),
+    *(f"node before {word}" for word in ("Prepare", "WriteCommitted", "Leave")),
+)
+DAEMON = tuple(f"daemon before {word}" for word in ("Prepare", "Commit", "WriteCommitted", "Leave"))
+
+
+@pytest.mark.parametrize("point", [*FEW, *(pytest.param(point, marks=pytest.mark.slow) for point in MORE)])
+def test_a_part_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Path, point: str) -> None:
+    began = time.monotonic()
+    command = [*watchdog("--job", "dying"), *torchrun(*script("train.py", "--epochs", 1, "--bad", BAD))]
+    if point.startswith("node"):  # its launch is over with it; the training ends by itself, as its output says
+        run = outlived(tmp_path, command, point)
+    else:
+        run = launch(tmp_path, command, **{VARIABLE: point})
+    assert time.monotonic() - began < LONGEST_S, point
+    assert run.code != 0, point
+    judge(run)
+
+
+@pytest.mark.parametrize("point", [DAEMON[1], *(pytest.param(point, marks=pytest.mark.slow) for point in DAEMON if point != DAEMON[1])])
+def test_a_central_daemon_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Path, point: str) -> None:
+    (tmp_path / "daemon").mkdir()
+    address = f"127.0.0.1:{free_port()}"
+    served = [*watchdog("serve"), "--port", address.rpartition(":")[2], "--dir", str(tmp_path / "daemon" / "runs")]
+    daemon = start(tmp_path / "daemon", served, **{VARIABLE: point})
+    said = (tmp_path / "daemon" / "out", tmp_path / "daemon" / "err")
+    until(lambda: any(address in path.read_text() for path in said), "the daemon serves")
+    began = time.monotonic()
+    command = [
+        *watchdog("--job", "dying", "--daemon", address),
+        "--grace",
+        "20",
+        *torchrun(*script("train.py", "--epochs", 1, "--bad", BAD)),
+    ]
+    run = launch(tmp_path, command)
+    assert daemon.wait(30) == -9
+    assert time.monotonic() - began < LONGEST_S, point
+    judge(run)
+
+
+def outlived(folder: Path, command: list[str], point: str) -> Ended:
+    process = start(folder, command, **{VARIABLE: point})
+    run = ended(process, folder)
+    size = -1
+
+    def is_quiet() -> bool:
+        nonlocal size
+        before, size = size, (folder / "out").stat().st_size + (folder / "err").stat().st_size
+        return before == size and not ranks_of(folder)
+
+    until(is_quiet, "the ranks have ended", LONGEST_S)
+    return Ended(run.code, (folder / "out").read_text(), (folder / "err").read_text(), folder)
+
+
+def ranks_of(folder: Path) -> list[str]:
+    """Processes that work in this test's folder."""
+    here = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            here += [path.parent.name] if path.readlink() == folder else []
+        except OSError:
+            continue
+    return here
+
+
+def judge(run: Ended) -> None:
+    """The bad step 4 was applied by nobody, the updates are the same, and what is called good is whole."""
+    steps = {rank: [int(step) for step in re.findall(rf"rank {rank} step (\d+) loss", run.out)] for rank in (0, 1)}
+    assert all(4 not in applied for applied in steps.values()), steps
+    assert abs(len(steps[0]) - len(steps[1])) <= 1, steps  # a rank that was killed may not have said its last
+    for folder in run.folder.rglob(manifest.COMMITTED):
+        facts = manifest.verify(folder.parent)
+        assert facts["updates_applied"] == 4
+        assert sorted(facts["ranks"]) == [0, 1] or facts["kind"] == "rescue"
