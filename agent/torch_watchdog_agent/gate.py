@@ -16,7 +16,7 @@ from torch_watchdog_proto.stop.participant import Act, GivenUp, Participant, Pas
 
 __all__ = ["Gate"]
 
-Decide: TypeAlias = Callable[[int, Commit | None], Commit | None]
+Decide: TypeAlias = Callable[[int, Commit | None], tuple[Commit | None, bool]]  # what stands in the register, and whether that is known
 
 
 class Gate:
@@ -50,9 +50,9 @@ class Gate:
 
     def _propose(self, propose: Propose) -> None:
         """Asks the register without holding the lock: it may take seconds, and the control thread must answer meanwhile."""
-        commit = self._decide(propose.generation, propose.commit)
+        commit, is_known = self._decide(propose.generation, propose.commit)
         with self._changed:
-            self._participant.decided(propose.generation, commit)
+            self._participant.decided(propose.generation, commit, is_known=is_known)
             self._changed.notify_all()
 
     # Training thread

@@ -29,19 +29,19 @@ class DecisionRegister:
         self._store: Any = None
         self._own: dict[int, Commit | None] = {}
 
-    def decide(self, generation: int, commit: Commit | None) -> Commit | None:
-        """Puts `commit` (None: abandoned) into the register unless something stands there; returns what does. None where it cannot be reached."""
+    def decide(self, generation: int, commit: Commit | None) -> tuple[Commit | None, bool]:
+        """Puts `commit` (None: abandoned) into the register unless something stands there. What does, and True; (None, False) where none can be reached."""
         with self._lock:
             if self._world_size == 1:
-                return self._own.setdefault(generation, commit)
+                return self._own.setdefault(generation, commit), True
             try:
-                return self._decide(generation, commit)
+                return self._decide(generation, commit), True
             except Exception as error:  # noqa: BLE001  torch raises several kinds; a healthy job goes on whatever it is
                 self._say(
                     f"the job's store cannot be reached ({type(error).__name__}): this rank goes on without a decision on order {generation}"
                 )
                 self._store = None
-                return None
+                return None, False
 
     def _decide(self, generation: int, commit: Commit | None) -> Commit | None:
         desired = _ABANDONED if commit is None else encode(commit)

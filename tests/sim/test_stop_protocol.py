@@ -146,6 +146,13 @@ def test_a_daemon_that_dies_between_its_words_leaves_all_ranks_stopped_alike_or_
         assert len(ends) == 1, (seed, ends)
 
 
+def test_ranks_that_nothing_couples_do_not_leave_out_a_step_whose_veto_was_abandoned() -> None:
+    """Found by seed 606917 of a million: one rank took a promise for a decision, and left with another set of updates than the others."""
+    faults = (Fault("daemon_dies", 2, 3), bad(3, 0), Fault("stop", 3.6569237161962778), Fault("daemon_back", 4.498955502661401))
+    plan = Plan(world=4, steps=3, faults=faults, policy="skip", delays=(0.0,), loss=0.0, repeat=0.0, coupled=False, evaluation_after=1)
+    assert problem_of(plan, 0) is None
+
+
 def test_a_stand_in_that_was_fetched_ahead_is_trained_on_in_no_step() -> None:
     """The loop is not known to be ahead: the step at hand is left out, and the one that uses the batch."""
     for seed in range(100):

@@ -399,7 +399,7 @@ class World:
     def _decide(self, rank: SimRank, propose: Propose) -> None:
         register = self.attempts[rank.attempt].register
         stands = register.setdefault(propose.generation, propose.commit) if self.store_up else None
-        rank.half.decided(propose.generation, stands)
+        rank.half.decided(propose.generation, stands, is_known=self.store_up)
 
     def _boundary(self, rank: SimRank) -> Iterator[Any]:
         act = yield from self._ask_half(rank, lambda now: rank.half.at_boundary(now=now))

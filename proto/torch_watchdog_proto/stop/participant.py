@@ -82,8 +82,8 @@ class Participant:
         self._deadline = 0.0
         self._limit = 0  # with a Prepare that names no veto: the highest gate that may be passed before the decision
         self._vetoes: dict[int, Commit] = {}  # committed ones: they hold whatever other orders come, until their gate
-        # Vetoes that were promised and of whose decision nothing was heard: their updates are left out, because being at such a gate means that the holder
-        # went on, which it only does with a decision.
+        # Vetoes that were promised and whose decision could not be read: their updates are left out, because being at such a gate means that the holder went
+        # on, which it only does with a decision. (Ranks that no collective couples come there without one: only a decision that was read is obeyed by them.)
         self._unsure: set[int] = set()
         self._given_up: dict[int, str] = {}  # step of a hold -> why
         self._answer: WriteCommitted | Leave | None = None
@@ -125,12 +125,12 @@ class Participant:
             return (Propose(order.generation, order),)
         return ()
 
-    def decided(self, generation: int, commit: Commit | None) -> None:
-        """What stands in the decision register. `None`: abandoned, or the register cannot be reached: then this rank goes on."""
+    def decided(self, generation: int, commit: Commit | None, *, is_known: bool = True) -> None:
+        """What stands in the decision register (None: abandoned). Not `is_known`: it cannot be reached, and this rank goes on."""
         if generation != self._generation or self._prepared is None or self._commit is not None:
             return
         if commit is None:
-            if self._prepared.veto is not None:
+            if self._prepared.veto is not None and not is_known:
                 self._unsure.add(self._prepared.veto)
             self._give_up(self._why or "the order was not decided in time")
             return
