@@ -16,6 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from torch_watchdog_agent.group import lives
 from torch_watchdog_agent.output import Tee, lift, open_tee, silence
 
 if TYPE_CHECKING:  # what only annotations need is not paid for in every rank
@@ -42,7 +43,8 @@ HARMLESS_SIGNALS = frozenset({signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, si
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME = 1, 4, 15
 
 DRAIN_PATIENCE_MS = 2_000
-SWEEP_GRACE_S = 1.0
+SWEEP_GRACE_S = 1.0  # less than the head start of the rank that failed first: the launcher is to see its end first
+SWEEP_POLL_MS = 50
 LAST_COPY_MS = 500
 HOLD_POLL_MS = 20
 HIGH_FD = 700  # descriptors that a rank has to carry lie where no program counts
@@ -208,6 +210,7 @@ class _Keeper:
 
     def _see_off(self) -> int:
         """Pass on the last output, sweep after a rank that was killed; the wait status to end with."""
+        killed_s = time.monotonic()
         if self.is_killed:
             self._signal_group(signal.SIGTERM)
         if self.tee is not None:
@@ -215,7 +218,7 @@ class _Keeper:
         self._hold_back()  # before the rank is reaped: until then everybody can see how it ended
         status = self._reap()
         if self.is_killed:
-            self._sweep()
+            self._sweep(killed_s + SWEEP_GRACE_S)
         if self.tee is not None and self.tee.channels:
             self._leave_a_copier(self.tee)
         return 0 if self.page[0] else status
@@ -237,11 +240,10 @@ class _Keeper:
         except ChildProcessError:
             return int(signal.SIGKILL)
 
-    def _sweep(self) -> None:
+    def _sweep(self, end_s: float) -> None:
         """Workers of a rank that was killed may wait for it for ever. Those that left its group, daemons, are not ours to end."""
-        end_s = time.monotonic() + SWEEP_GRACE_S
-        while self._signal_group(0) and time.monotonic() < end_s and not self.is_hurried:
-            self._turn(20)
+        while self._signal_group(0) and time.monotonic() < end_s and not self.is_hurried and lives(self.rank_pid):
+            self._turn(SWEEP_POLL_MS)
         self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: int) -> bool:

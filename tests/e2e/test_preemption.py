@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def test_a_job_that_was_taken_off_its_machine_resumes_bit_identically(tmp_path: 
 
 
 def test_a_single_process_is_saved_too(tmp_path: Path) -> None:
-    run = signalled(tmp_path, to_the_wrapper, signal.SIGUSR1, ["python", *script("train.py", "--epochs", 40, "--meet", tmp_path)])
+    run = signalled(tmp_path, to_the_wrapper, signal.SIGUSR1, [sys.executable, *script("train.py", "--epochs", 40, "--meet", tmp_path)])
     assert run.code == 128 + signal.SIGUSR1, run.err
     assert len(list((run.run_dir / "checkpoints").glob("*/COMMITTED"))) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import time
 
 import lightning
 import torch
@@ -70,6 +71,8 @@ def main() -> None:
         enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Net(), DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True), ckpt_path=args.ckpt)
+    torch.distributed.destroy_process_group()
+    time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
 
 
 if __name__ == "__main__":

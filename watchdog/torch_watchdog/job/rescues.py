@@ -16,7 +16,7 @@ from torch_watchdog_proto.stop.rescue import Effect, Ended, RankFailed, RankOut,
 
 __all__ = ["Rescues"]
 
-HEAD_START_S = 1.0  # of the first failure's keeper: launchers look at their ranks ten times a second
+HEAD_START_S = 1.5  # of the first failure's keeper: a second for the workers that its rank left behind; launchers look ten times a second
 
 
 class Rescues:
