@@ -16,6 +16,7 @@ OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preempti
 ORDER_KINDS: tuple[OrderKind, ...] = ("order.stop", "order.checkpoint", "order.preemption")
 
 TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the metadata entry of every call that carries the caller's token, where one is asked for
+LET_IN_KEY = "torch-watchdog-let-in"  # in the metadata by which a daemon answers before anything is said to it
 
 # Telemetry: what a node process says, and what the daemon answers.
 

@@ -11,7 +11,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -19,7 +18,17 @@ import grpc
 from torch_watchdog_agent.node.config import NodeConfig
 from torch_watchdog_agent.node.unacked import UnackedReports
 from torch_watchdog_proto import __version__, codec
-from torch_watchdog_proto.envelopes import TOKEN_KEY, ControlHello, ControlUp, GoodbyeAck, HelloAck, RankSaid, ReportAck, TellRank
+from torch_watchdog_proto.envelopes import (
+    LET_IN_KEY,
+    TOKEN_KEY,
+    ControlHello,
+    ControlUp,
+    GoodbyeAck,
+    HelloAck,
+    RankSaid,
+    ReportAck,
+    TellRank,
+)
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
 from torch_watchdog_proto.tls import new_channel
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
@@ -105,8 +114,7 @@ class DaemonLink:
                 if await self._connect():
                     num_failures = 0
             except grpc.RpcError as error:
-                if num_failures or error.code() is not grpc.StatusCode.INTERNAL:  # a write that crossed a refusal hides it: ask again
-                    self._refused_or_lost(error)
+                self._refused_or_lost(error)
             except (_LinkLostError, TimeoutError, codec.MalformedMessageError) as error:
                 self._lost(str(error) or "no answer in time")
             if not self._outcome.done():
@@ -145,7 +153,7 @@ class DaemonLink:
 
     async def _say_hello(self, telemetry: Any) -> None:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            with suppress(asyncio.InvalidStateError):  # refused already: reading says why
+            if LET_IN_KEY in dict(await telemetry.initial_metadata()):  # else reading says why not; a write would hide it
                 await telemetry.write(codec.node_message(self._hello()))
             answer = codec.read_daemon_message(await _read(telemetry))
         if not isinstance(answer, HelloAck):

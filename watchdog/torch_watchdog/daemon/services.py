@@ -20,7 +20,7 @@ from torch_watchdog.daemon.live_job import LiveJob, Outbox
 from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError, WatchdogError
 from torch_watchdog.job.events import NodeLeft, RankGone, RankSpoke
 from torch_watchdog_proto import codec
-from torch_watchdog_proto.envelopes import TOKEN_KEY, ControlHello, RankLost, RankSaid, ReportAck
+from torch_watchdog_proto.envelopes import LET_IN_KEY, TOKEN_KEY, ControlHello, RankLost, RankSaid, ReportAck
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
@@ -108,6 +108,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[mi
 
     @checked
     async def Report(self, requests: AsyncIterator[Any], context: Any) -> None:  # noqa: N802 - gRPC's name
+        await context.send_initial_metadata(((LET_IN_KEY, "yes"),))  # the node says its hello only then: a refusal never crosses it
         hello = codec.read_node_message(await _first(requests))
         if not isinstance(hello, NodeHello):
             raise codec.MalformedMessageError("the first message must be a hello")
