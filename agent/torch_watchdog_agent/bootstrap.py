@@ -86,7 +86,7 @@ def _hook(config: AgentConfig, say: Voice) -> None:
 
 def _keep(config: AgentConfig, say: Voice) -> None:
     """The keeper where a launcher watches this process as a session of its own; else only the log."""
-    from torch_watchdog_agent import keeper
+    from torch_watchdog_agent import copied, keeper
     from torch_watchdog_agent.holdback import HoldBack, released_file
 
     log_path = Path(config.run_dir) / "logs" / f"rank-{os.environ.get('RANK') or 0}.log"
@@ -98,7 +98,7 @@ def _keep(config: AgentConfig, say: Voice) -> None:
             hold = HoldBack(released, launcher_pid=config.launcher_pid, grace_s=config.grace_s)
             keeper.stand_guard(log_path=log_path, say=say, hold=hold)
         else:
-            keeper.tee_only(log_path=log_path, say=say)
+            copied.tee_only(log_path=log_path, say=say)
     except OSError as error:
         say(f"no keeper and no log of this rank ({error})")
 

@@ -1,26 +1,24 @@
 """The process that a launcher watches in the place of its rank: forked at interpreter start, it waits, forwards signals and ends as the rank did.
 
-Owns the fork, the signals and the exit status; the copy of the output is `output.py`. Knows nothing of torch, steps or the watchdog's other
-parts. It stays tiny: no thread, a handful of descriptors, no stdin. Whatever cannot be set up is said once, and the rank runs without it.
-Standard library only: it runs before torch is imported, in every rank.
+Owns the fork, the signals and the exit status; the copy of the output is `output.py`, a rank without a keeper `copied.py`. Knows nothing of torch,
+steps or the watchdog's other parts. It stays tiny: no thread, a handful of descriptors, no stdin. Whatever cannot be set up is said once, and the
+rank runs without it. Standard library only: it runs before torch is imported, in every rank.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import select
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING
 
+from torch_watchdog_agent.copied import KEPT_MARK, close_all_but, give_up, is_kept, tee_only
 from torch_watchdog_agent.group import lives
-from torch_watchdog_agent.output import Tee, lift, open_tee, silence
+from torch_watchdog_agent.output import Tee, open_tee
 
 if TYPE_CHECKING:  # what only annotations need is not paid for in every rank
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from mmap import mmap
     from pathlib import Path
     from typing import NoReturn
@@ -30,9 +28,7 @@ if TYPE_CHECKING:  # what only annotations need is not paid for in every rank
     Say = Callable[[str], None]
     Prctl = Callable[[int, int | bytes], int]
 
-__all__ = ["KEPT_MARK", "announce_leave", "announce_watched", "fork_is_guarded", "stand_guard", "tee_only"]
-
-KEPT_MARK = "TORCH_WATCHDOG_KEPT"  # "rank pid:keeper pid": a rank that executes itself anew is not kept, nor copied, twice
+__all__ = ["announce_leave", "announce_watched", "fork_is_guarded", "stand_guard"]
 
 # A process cannot take these for another: they are its own fault, its own child, or cannot be caught.
 OWN_SIGNALS = frozenset(
@@ -45,9 +41,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME = 1, 4, 15
 DRAIN_PATIENCE_MS = 2_000
 SWEEP_GRACE_S = 1.0  # less than the head start of the rank that failed first: the launcher is to see its end first
 SWEEP_POLL_MS = 50
-LAST_COPY_MS = 500
 HOLD_POLL_MS = 20
-HIGH_FD = 700  # descriptors that a rank has to carry lie where no program counts
 
 _leave_page: mmap | None = None
 
@@ -58,7 +52,7 @@ def stand_guard(*, log_path: Path | None, say: Say, hold: HoldBack | None = None
     With `hold` the bad end of a rank that had announced itself as watched is told the launcher only once that allows it. With `log_path`
     everything that the rank prints is appended there too. Returns without a fork, after a sentence, where one would be unsafe.
     """
-    if _is_kept():
+    if is_kept():
         return
     prctl = _load_prctl()
     if prctl is None or _num_threads() > 1:
@@ -75,7 +69,7 @@ def stand_guard(*, log_path: Path | None, say: Say, hold: HoldBack | None = None
     try:
         rank_pid = os.fork()
     except OSError as error:
-        _give_up(tee, (ready_fd, told_fd))
+        give_up(tee, (ready_fd, told_fd))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         say(f"this rank runs without a keeper and its output is not kept: fork failed ({error.strerror})")
         return
@@ -86,24 +80,6 @@ def stand_guard(*, log_path: Path | None, say: Say, hold: HoldBack | None = None
     finally:
         os.close(ready_fd)
         os.close(told_fd)  # the keeper's cue: signals reach a rank that is ready for them
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def tee_only(*, log_path: Path, say: Say) -> None:
-    """Append what this process prints to `log_path` too; it keeps its pid, a process of nobody's does the copying. For ranks that lead no session."""
-    if _is_kept() or (tee := open_tee(log_path, say)) is None:
-        return
-    done_fd, held_fd = (lift(fd, HIGH_FD) for fd in os.pipe2(os.O_CLOEXEC))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        _fork_copier(tee, held_fd)
-        os.close(held_fd)
-        if os.read(done_fd, 1):
-            _enter_copied(tee, done_fd)
-        else:
-            _give_up(tee, (done_fd,))
-            say("the output of this rank is not kept: no process could be forked for it")
-    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
@@ -144,7 +120,7 @@ class _Keeper:
     def _settle_in(self, ready_fd: int) -> None:
         if self.tee is not None:
             self.tee.keep()
-        _close_all_but({ready_fd, *(self.tee.descriptors() if self.tee is not None else ())})
+        close_all_but({ready_fd, *(self.tee.descriptors() if self.tee is not None else ())})
         if self.hold is not None:
             self.hold.begin()
         self.wake_fd, wake_in_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -288,82 +264,6 @@ def _become_rank(keeper_pid: int, terminal_fd: int | None, tee: Tee | None, page
         tee.enter()
     _leave_page = page
     os.environ[KEPT_MARK] = f"{os.getpid()}:{keeper_pid}"
-
-
-def _fork_copier(tee: Tee, held_fd: int) -> None:
-    """A process of nobody's that copies to the end, says through `held_fd` that it is there, and holds it open meanwhile."""
-    try:
-        pid = os.fork()
-        if pid:
-            os.waitpid(pid, 0)
-            return
-    except OSError:
-        return
-    try:
-        if os.fork() == 0:
-            tee.keep()
-            _close_all_but({held_fd, *tee.descriptors()})
-            os.write(held_fd, b"1")
-            tee.copy_to_the_end()
-    finally:
-        os._exit(0)
-
-
-def _enter_copied(tee: Tee, done_fd: int) -> None:
-    originals = {fd: lift(os.dup(fd), HIGH_FD) for channel in tee.channels for fd in channel.fds}
-    tee.enter()
-    os.environ[KEPT_MARK] = f"{os.getpid()}:"
-    atexit.register(_leave_copied, os.getpid(), {fd: (_place(fd), original) for fd, original in originals.items()}, done_fd)
-
-
-def _leave_copied(pid: int, originals: dict[int, tuple[tuple[int, int], int]], done_fd: int) -> None:
-    """At exit: back to the original descriptors, once the copier has passed on all; whoever waits for this process then finds its output whole."""
-    if os.getpid() != pid:
-        return
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, replaced or broken by the program: the interpreter tells it in its own way
-            stream.flush()
-    for fd, (place, original) in originals.items():
-        if _place(fd) == place:
-            os.dup2(original, fd)
-    poller = select.poll()
-    poller.register(done_fd, 0)
-    poller.poll(LAST_COPY_MS)
-
-
-def _place(fd: int) -> tuple[int, int]:
-    """What `fd` leads to; (0, 0) where the program closed it."""
-    try:
-        found = os.fstat(fd)
-    except OSError:
-        return (0, 0)
-    return (found.st_dev, found.st_ino)
-
-
-def _is_kept() -> bool:
-    return os.environ.get(KEPT_MARK, "").partition(":")[0] == str(os.getpid())
-
-
-def _give_up(tee: Tee | None, fds: Iterable[int]) -> None:
-    if tee is not None:
-        tee.abandon()
-    for fd in fds:
-        os.close(fd)
-
-
-def _close_all_but(kept: set[int]) -> None:
-    """Nothing that the rank closes may stay open here: its standard input, its sockets, what a launcher handed down."""
-    for fd in {0, 1, 2} - kept:
-        silence(fd)
-    try:
-        fds = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208 - numbers are wanted, not paths
-    except OSError:
-        return
-    for fd in fds - kept - {0, 1, 2}:
-        try:
-            os.close(fd)
-        except OSError:
-            continue  # the listing's own
 
 
 def _foreground_terminal() -> int | None:

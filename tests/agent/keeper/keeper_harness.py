@@ -21,7 +21,7 @@ DEADLINE_S = 40.0  # far more than anything takes: the machine may be busy
 SHIM = """
 import os
 from pathlib import Path
-from torch_watchdog_agent import keeper
+from torch_watchdog_agent import copied, keeper
 
 def say(text):
     os.write(2, f"[torch-watchdog] {text}\\n".encode())
@@ -37,7 +37,7 @@ mode, log = os.environ.pop("KEEPER_TEST_MODE", None), os.environ.get("KEEPER_TES
 if mode == "guard":
     keeper.stand_guard(log_path=Path(log) if log else None, say=say, hold=hold())
 elif mode == "tee":
-    keeper.tee_only(log_path=Path(log), say=say)
+    copied.tee_only(log_path=Path(log), say=say)
 """
 
 
