@@ -86,6 +86,12 @@ def test_a_wrong_flag_is_named(flags: dict[str, str], begins: str) -> None:
         ("[bounds]\nlabels = 9", "watchdog.toml, bounds: must be lines such as "),
         ("[bounds]\nlabels = {low = 9, high = 0}", "watchdog.toml, bounds: must be lines such as "),
         ("[bounds]\nlabels = {max = 9}", "watchdog.toml, bounds: must be lines such as "),
+        (
+            "[exit_codes]\nbad_date = 165",
+            "watchdog.toml, exit_codes: must be lines such as bad_data = 165; known are bad_data, diverged, machine",
+        ),
+        ("[exit_codes]\nmachine = 0", "watchdog.toml, exit_codes: must be lines such as "),
+        ("[exit_codes]\nmachine = 256", "watchdog.toml, exit_codes: must be lines such as "),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, begins: str) -> None:
@@ -125,3 +131,8 @@ def test_addresses_that_a_daemon_can_have_are_taken(address: str) -> None:
 def test_bounds_are_lines_of_their_own_table(tmp_path: Path) -> None:
     (tmp_path / "watchdog.toml").write_text('[bounds]\nlabels = {low = 0, high = 9, ignored = -100}\n"0.ids" = {high = 99}\n')
     assert load_config({}).bounds == {"labels": {"low": 0, "high": 9, "ignored": -100}, "0.ids": {"high": 99}}
+
+
+def test_exit_codes_are_those_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "watchdog.toml").write_text("[exit_codes]\nbad_data = 165\nmachine = 130\n")
+    assert load_config({}).exit_codes == {65: 165, 75: 130}

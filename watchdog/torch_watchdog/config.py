@@ -19,13 +19,14 @@ from torch_watchdog.alerts.receivers import receiver_of
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.plan import is_job_name
 from torch_watchdog.rules.catalogue import check_settings
-from torch_watchdog_proto.messages import Policy
+from torch_watchdog_proto.messages import EXIT_BAD_DATA, EXIT_DIVERGED, EXIT_MACHINE, Policy
 
 __all__ = ["LaunchConfig", "load_config"]
 
 DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
 LONGEST_GRACE_S = 86_400
+EXIT_CODES = {"bad_data": EXIT_BAD_DATA, "diverged": EXIT_DIVERGED, "machine": EXIT_MACHINE}
 
 
 OnSignal: TypeAlias = Literal["checkpoint", "pass"]
@@ -56,6 +57,7 @@ class LaunchConfig:
     scan_after: str | None = None
     replay: str | None = None
     device_gate: bool = False
+    exit_codes: Mapping[int, int] = field(default_factory=dict)  # ours -> what this site's scheduler is to see
 
 
 def load_config(flags: Mapping[str, Any], *, file: Path | None = None) -> LaunchConfig:
@@ -212,6 +214,18 @@ def _rules(value: Any) -> Mapping[str, Mapping[str, Any]]:
     return value
 
 
+def _exit_codes(value: Any) -> Mapping[int, int]:
+    """`[exit_codes]`: some schedulers retry, or do not, by codes of their own."""
+    known = f"{', '.join(EXIT_CODES)}, each with a whole number from 1 to 255"
+    if not isinstance(value, dict) or not value.keys() <= EXIT_CODES.keys() or not all(_is_code(code) for code in value.values()):
+        raise ValueError(f"must be lines such as bad_data = 165; known are {known}")
+    return {EXIT_CODES[name]: code for name, code in value.items()}
+
+
+def _is_code(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= 255
+
+
 def _is_bound(value: Any) -> bool:
     if not isinstance(value, dict) or not value or not value.keys() <= {"low", "high", "ignored"}:
         return False
@@ -240,4 +254,5 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "quarantine": _quarantine,
     "bounds": _bounds,
     "rules": _rules,
+    "exit_codes": _exit_codes,
 }

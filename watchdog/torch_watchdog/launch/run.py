@@ -138,14 +138,15 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
     """Reads what is left, writes job.json, says how it went. Returns the exit code where the watchdog decided it, whatever else fails."""
     own_code = signals.exit_code_of(status)
     outcome = watch.finish(own_code, os.WTERMSIG(status) if os.WIFSIGNALED(status) else None)
+    decided = None if outcome.exit_code is None else watch.seat.config.exit_codes.get(outcome.exit_code, outcome.exit_code)
     last = watch.last_status()
     reported = len(last.ranks) if last else watch.ranks_heard()
     end = JobEnd(
         job=watch.job,
         run_dir=str(watch.directory.root) if watch.joined is None else watch.joined.run_dir,
         recorded_by=watch.joined.hosted_by if watch.joined else None,
-        exit_code=own_code if outcome.exit_code is None else outcome.exit_code,
-        stopped_by_us=outcome.exit_code is not None,
+        exit_code=own_code if decided is None else decided,
+        stopped_by_us=decided is not None,
         ranks_reported=reported,
         ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
         steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
@@ -159,7 +160,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
     _guarded(lambda: watch.write_end(end, _reason(outcome, status), world_size=last.world_size if last else 0))
     for line in [*outcome.lines, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
-    return outcome.exit_code
+    return decided
 
 
 def _reason(outcome: JobOutcome, status: int) -> str:
