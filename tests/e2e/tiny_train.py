@@ -27,7 +27,7 @@ def main():
     fails = options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
     signalled = []
     if options.count_signals:
-        signal.signal(signal.SIGTERM, lambda number, _: (signalled.append(number), print("signal", number, flush=True)))
+        signal.signal(signal.SIGTERM, lambda number, _: (signalled.append(number), os.write(1, f"signal {number}\n".encode())))
     torch.set_num_threads(1)
     # The attempt that fails trains each rank alone: where gloo has told an address, torch's own second attempt may find the first one's.
     world_size = 1 if fails else int(os.environ.get("WORLD_SIZE", "1"))

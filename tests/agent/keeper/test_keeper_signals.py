@@ -143,7 +143,7 @@ def test_sigwinch_gives_the_rank_the_new_size_before_it_hears_of_it(stage: Stage
     code = """
 import os, signal
 def tell(*_):
-    print(tuple(os.get_terminal_size(1)), flush=True)
+    os.write(1, f"{tuple(os.get_terminal_size(1))}\\n".encode())
     os._exit(0)
 signal.signal(signal.SIGWINCH, tell)
 print("up", flush=True)
