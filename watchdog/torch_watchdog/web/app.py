@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from torch_watchdog.daemon.view import FleetView
@@ -21,13 +21,9 @@ from torch_watchdog.web.access import Access
 from torch_watchdog.web.guard import COOKIE, Guard, cookie_of
 from torch_watchdog.web.metrics import exposition
 from torch_watchdog.web.pages.live import Heat
+from torch_watchdog.web.pages.shown import render
 
 __all__ = ["make_app"]
-
-_LOGIN = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>torch-watchdog</title></head><body><main><h1>torch-watchdog</h1>{problem}
-<form method="post"><label>Token of the daemon <input name="token" type="password" autocomplete="off" autofocus required></label>
-<button>Log in</button></form></main></body></html>"""
 
 
 def make_app(view: FleetView, access: Access, *, tls: bool) -> Starlette:
@@ -42,6 +38,7 @@ def make_app(view: FleetView, access: Access, *, tls: bool) -> Starlette:
             Route("/readyz", _readyz),
             Route("/metrics", _metrics),
             Route("/runbooks/{kind}", _runbook),
+            Route("/favicon.ico", _no_icon),
             Route("/login", _show_login),
             Route("/login", _login, methods=["POST"]),
             Route("/logout", _logout, methods=["POST"]),
@@ -83,10 +80,15 @@ async def _runbook(request: Request) -> Response:
     return PlainTextResponse("no such kind\n", status_code=404) if found is None else PlainTextResponse(found.read_text(encoding="utf-8"))
 
 
+async def _no_icon(_: Request) -> Response:
+    """Browsers ask for it beside pages that name none, such as a runbook."""
+    return Response(status_code=204)
+
+
 async def _show_login(request: Request) -> Response:
     """With a token in the address, as a launch on a terminal prints it, the browser is let in at once."""
     token = request.query_params.get("token")
-    return HTMLResponse(_LOGIN.format(problem="")) if token is None else _let_in(request, token)
+    return render(request, "login.html", problem="") if token is None else _let_in(request, token)
 
 
 async def _login(request: Request) -> Response:
@@ -98,7 +100,7 @@ def _let_in(request: Request, token: str) -> Response:
     secret = request.app.state.access.begin_session(token)
     if secret is None:
         request.app.state.view.counters.refused_calls["http_wrong_token"] += 1
-        return HTMLResponse(_LOGIN.format(problem="<p>That is not the token of this daemon.</p>"), status_code=403)
+        return render(request, "login.html", status_code=403, problem="That is not the token of this daemon.")
     answer = RedirectResponse(_next(request), status_code=303)
     answer.set_cookie(COOKIE, secret, httponly=True, secure=request.app.state.tls, samesite="strict", path="/")
     return answer
