@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 import pytest
 
-__all__ = ["needs", "program"]
+__all__ = ["PostgresServer", "free_port", "needs", "program"]
 
 _T = TypeVar("_T", bound=Callable[..., object])
 _PACKAGES = {
@@ -33,3 +37,46 @@ def needs(*names: str) -> Callable[[_T], _T]:
     absent = sorted({_PACKAGES[name] for name in names if program(name) is None})
     skip = pytest.mark.skipif(bool(absent), reason=f"not installed here: apt-get install {' '.join(absent)}")
     return lambda test: pytest.mark.services(skip(test))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class PostgresServer:
+    """A real PostgreSQL of its own, at `url`, that can be stopped and started again. Its files lie in `folder`, which this user owns."""
+
+    def __init__(self, folder: Path) -> None:
+        self._data, self.port = folder / "data", free_port()
+        self.url = f"postgresql://watchdog@127.0.0.1:{self.port}/postgres"
+        self._user = "postgres" if os.getuid() == 0 else None  # PostgreSQL refuses to run as root
+        folder.chmod(0o755)
+        self._data.mkdir(mode=0o700)
+        if self._user:
+            shutil.chown(self._data, self._user)
+        self._run("initdb", "-U", "watchdog", "--auth=trust", "--no-sync", "-D", str(self._data))
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        options = f"-p {self.port} -h 127.0.0.1 -c fsync=off -k {self._data}"
+        self._run("pg_ctl", "start", "-w", "-D", str(self._data), "-o", options, "-l", str(self._data / "log"))
+
+    def stop(self) -> None:
+        """At once, as a crash does."""
+        self._run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", str(self._data))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", str(self._data), check=False)
+
+    def _run(self, name: str, *arguments: str, check: bool = True) -> None:
+        command = [program(name) or name, *arguments]
+        done = subprocess.run(
+            command, user=self._user, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
+        assert done.returncode == 0 or not check, f"{name} failed: see {self._data}"

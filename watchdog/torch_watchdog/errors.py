@@ -14,12 +14,14 @@ __all__ = [
     "DaemonRefusedError",
     "DaemonStartError",
     "DaemonUnreachableError",
+    "JobElsewhereError",
     "JobNameTakenError",
     "MissingExtraError",
     "NoTokenError",
     "OrderRefusedError",
     "OutputError",
     "RunDirectoryError",
+    "StoreError",
     "UnknownJobError",
     "UnknownRankError",
     "VersionSkewError",
@@ -119,6 +121,22 @@ class JobNameTakenError(WatchdogError):
     def __init__(self, job: str, run_dir: Path) -> None:
         super().__init__(f"a job named {job!r} already has its files in {run_dir}: pass another --job NAME, or another --dir")
         self.job, self.run_dir = job, run_dir
+
+
+class JobElsewhereError(WatchdogError):
+    """Another daemon over the same store decides for the job: the node must ask that one, or this one again later."""
+
+    def __init__(self, job: str, owner: str) -> None:
+        super().__init__(f"job {job} is at the daemon {owner}, until that one has been silent for long enough: ask there, or here again")
+        self.job, self.owner = job, owner
+
+
+class StoreError(WatchdogError):
+    """The shared store did not answer, or is none of ours. Its password is not in here."""
+
+    def __init__(self, store: str, reason: str, advice: str) -> None:
+        super().__init__(f"the store {store} cannot be used ({reason}). {advice}")
+        self.store, self.reason = store, reason
 
 
 class VersionSkewError(WatchdogError):

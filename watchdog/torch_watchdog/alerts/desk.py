@@ -78,6 +78,11 @@ class AlertDesk:
             if found is not None:
                 self._open.setdefault(found.alert.key, found)
 
+    def forget(self, job: str) -> None:
+        """Somebody else tells of this job from now on."""
+        for key in [key for key, one in self._open.items() if one.alert.job == job]:
+            self._open.pop(key)
+
     def incident(self, incident: Mapping[str, Any], job: JobFacts, now: float) -> None:
         """An incident is new or has changed."""
         if incident["severity"] not in ("warning", "critical") or str(incident["kind"]).startswith("order."):

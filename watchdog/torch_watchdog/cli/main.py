@@ -39,6 +39,7 @@ COMMANDS = (
     "serve",
     "ack",
     "alert",
+    "store",
     "doctor",
     "demo",
 )

@@ -33,8 +33,14 @@ DEFAULT_PORT = 9470
     "--alert", multiple=True, metavar="URL", help="Tell of incidents: pagerduty://KEY, alertmanager://HOST:PORT, or any Apprise URL."
 )
 @click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs).")
+@click.option(
+    "--store",
+    envvar="TORCH_WATCHDOG_STORE",
+    metavar="URL",
+    help="A database that several daemons share, so that one goes on where another died: postgresql://USER@HOST/DATABASE.",
+)
 @click.pass_context
-def command(context: click.Context, /, port: int, host: str, **_: object) -> None:
+def command(context: click.Context, /, port: int, host: str, store: str | None, **_: object) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
     config = settings(context)
     with quiet_grpc():
@@ -57,6 +63,7 @@ def command(context: click.Context, /, port: int, host: str, **_: object) -> Non
         token=token,
         web=config.web,
         alerts=AlertsConfig.to_all(config.alerts, restores_all=True),
+        store_url=_store_url(store),
     )
     with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ):
         say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
@@ -64,6 +71,18 @@ def command(context: click.Context, /, port: int, host: str, **_: object) -> Non
             say(f"page and API at {url}, metrics at {url}metrics: all ask for the daemon's token")
         number = signal.sigwait(ends)
         say(f"{signal.Signals(number).name}: flushing and closing")
+
+
+def _store_url(url: str | None) -> str | None:
+    if url is None:
+        return None
+    from torch_watchdog.store.database import check_store_url
+
+    try:
+        check_store_url(url)
+    except ValueError as error:
+        raise ConfigError("--store", str(error)) from None
+    return url
 
 
 def _index_file(environment: Mapping[str, str]) -> Path | None:

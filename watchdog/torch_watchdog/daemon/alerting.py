@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.alerts.alert import Alert, lineage_of
 from torch_watchdog.alerts.desk import AlertDesk, JobFacts
@@ -21,9 +21,13 @@ from torch_watchdog.alerts.routes import Match, Silence
 from torch_watchdog.alerts.sender import AlertSender
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.daemon.live_job import LiveJob
-from torch_watchdog.store.alerts import all_saved_alerts
+from torch_watchdog.store.alerts import all_saved_alerts, saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
+from torch_watchdog.store.record import json_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
+
+if TYPE_CHECKING:
+    from torch_watchdog.store.fleet import FleetStore
 
 __all__ = ["Alerting"]
 
@@ -35,11 +39,18 @@ class Alerting:
     """What a LiveJob tells it: `incident`, `reported`, `opened`; what the clock does: `tick`."""
 
     def __init__(
-        self, config: AlertsConfig, runs_dir: Path, *, writer: BackgroundWriter, clock: Callable[[], float], say: Callable[[str], None]
+        self,
+        config: AlertsConfig,
+        runs_dir: Path,
+        *,
+        writer: BackgroundWriter,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        store: FleetStore | None = None,
     ) -> None:
         """Raises ConfigError for a receiver that is none."""
         receivers = [receiver_of(name, url, resend_s=config.resend_s) for name, url in config.receivers.items()]
-        self._config, self._runs_dir, self._writer, self._clock = config, runs_dir, writer, clock
+        self._config, self._runs_dir, self._writer, self._clock, self._store = config, runs_dir, writer, clock, store
         self.page_url: str | None = config.public_url
         self.desk = AlertDesk(config.routes, {receiver.name: receiver.rules for receiver in receivers})
         self.sender = AlertSender(self.desk, receivers, clock=clock, say=say, keep=self._keep_changed)
@@ -76,6 +87,16 @@ class Alerting:
         if trains and any(alert.training_job == self._training_job(live) for alert in self.desk.open_alerts):
             self.desk.trains(self._facts(live), self._clock())
             self._changed()
+
+    def given_up(self, live: LiveJob) -> None:
+        """Another daemon tells of it from now on."""
+        self.desk.forget(live.job.name)
+
+    async def adopted(self, jobs: Collection[str]) -> None:
+        """Jobs of a daemon that is gone: what it had open is told on from here."""
+        for job in sorted(jobs):
+            self.desk.restore(await asyncio.to_thread(saved_alerts, self._runs_dir, job))
+        self._changed()
 
     def tick(self, jobs: Sequence[LiveJob]) -> None:
         """Jobs whose nodes are gone without a goodbye."""
@@ -152,7 +173,12 @@ class Alerting:
         for job in self.desk.changed_jobs():
             saved = {"schema_version": 1, "alerts": self.desk.saved(job)}
             path = RunDirectory(self._runs_dir / job).alerts_file
-            self._writer.submit(lambda path=path, saved=saved: write_json(path, saved))  # type: ignore[misc]
+            self._keep(job, path, saved)
+
+    def _keep(self, job: str, path: Path, saved: dict[str, Any]) -> None:
+        store = self._store
+        done = None if store is None else lambda: store.keep(json_record(job, "alerts", "", saved))
+        self._writer.submit(lambda: write_json(path, saved), done)
 
 
 def _silence_key(training_job: str) -> str:

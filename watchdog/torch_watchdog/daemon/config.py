@@ -47,6 +47,7 @@ class DaemonConfig:
     `index_file` None: no SQLite index. `token` is asked of every caller where it is not empty; a port needs one.
     `web`: HOST:PORT of the page, the JSON API and the metrics; None: not served. `web_token`: what it asks for in place of `token`.
     `web_optional`: where it cannot be served, that is said and the daemon works without it.
+    `store_url`: the database that several daemons share; it may hold a password. `retention_s`: what nobody has written to for so long is removed.
     `linger_s`: how long the end waits for nodes that still have to say goodbye.
     """
 
@@ -59,6 +60,9 @@ class DaemonConfig:
     web_optional: bool = False
     web_request_s: float = 10.0  # for a request to arrive whole
     alerts: AlertsConfig | None = None
+    store_url: str | None = field(default=None, repr=False)
+    lease_s: float = 12.0  # a daemon that is silent for so long has lost its jobs to those that share the store
+    retention_s: float | None = None
     grace_s: float = 300.0
     linger_s: float = 0.0
     max_message_bytes: int = 8 << 20

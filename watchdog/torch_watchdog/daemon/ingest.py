@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
@@ -24,6 +24,9 @@ from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import ControlHello, HelloAck, JoinAnswer, JoinRequest
 from torch_watchdog_proto.messages import NodeHello
+
+if TYPE_CHECKING:
+    from torch_watchdog.store.fleet import FleetStore
 
 __all__ = ["Ingest", "versions_agree"]
 
@@ -43,9 +46,10 @@ class Ingest:
         changed: Callable[[], None],
         counters: Counters,
         listener: JobListener | None = None,
+        store: FleetStore | None = None,
     ) -> None:
         self._config, self._writer, self._clock, self._changed = config, writer, clock, changed
-        self._counters, self._listener = counters, listener
+        self._counters, self._listener, self._store = counters, listener, store
         self.observers: list[ReportObserver] = []  # of every job; whoever shows them adds itself
         self._jobs: dict[str, LiveJob] = {}
         self._opening = asyncio.Lock()
@@ -66,7 +70,7 @@ class Ingest:
         return self._jobs[name]
 
     async def join(self, hello: NodeHello) -> tuple[LiveJob, HelloAck]:
-        """A node begins to report. Raises VersionSkewError, BadJobNameError or JobNameTakenError."""
+        """A node begins to report. Raises VersionSkewError, BadJobNameError, JobNameTakenError; over a shared store JobElsewhereError and StoreError."""
         check_version(hello.version)
         if not _JOB_NAME.fullmatch(hello.job):
             raise BadJobNameError(hello.job)
@@ -110,6 +114,15 @@ class Ingest:
         deadlines = (live.job.next_deadline() for live in self._jobs.values())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
+    def give_up(self, name: str, to: str) -> None:
+        """Another daemon decides for this job now: its nodes are sent there."""
+        live = self._jobs.pop(name, None)
+        if live is not None:
+            live.taken_by = to
+            live.close()
+            if self._listener is not None:
+                self._listener.given_up(live)
+
     def close(self) -> None:
         for live in self.jobs:
             live.close()
@@ -120,7 +133,7 @@ class Ingest:
         job, last_seq, unwritten, saved = await asyncio.to_thread(self._found_again, hello, run_dir)
         live = LiveJob(
             job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed, counters=self._counters,
-            listener=self._listener, observers=self.observers,
+            listener=self._listener, observers=self.observers, store=self._store,
         )  # fmt: skip
         self._forget_oldest()
         self._jobs[hello.job] = live
@@ -134,6 +147,8 @@ class Ingest:
 
         With the newest reports, the incidents that it died before it could write, and the alerts that were open.
         """
+        if self._store is not None:
+            self._store.open_run(hello.job)
         now, last_seq, written = self._clock(), dict[str, int](), read_incidents(run_dir)
         job = Job(
             hello,

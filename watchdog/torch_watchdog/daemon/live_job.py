@@ -12,9 +12,10 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torch_watchdog.daemon.counters import Counters
+from torch_watchdog.errors import JobElsewhereError
 from torch_watchdog.job.events import (
     AppendEvent,
     Effect,
@@ -30,12 +31,18 @@ from torch_watchdog.job.events import (
 from torch_watchdog.job.job import Job
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.job_files import JobFiles
+from torch_watchdog.store.record import Record, event_record, json_record, report_record, stacks_record
+from torch_watchdog_proto.codec import stored_report
 from torch_watchdog_proto.envelopes import TellRank
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.messages import NodeReport
 
+if TYPE_CHECKING:
+    from torch_watchdog.store.fleet import FleetStore
+
 __all__ = ["JobListener", "LiveJob", "Outbox", "ReportObserver"]
 
+_LOOK_FOR_ROOM_S = 0.2
 _MAX_ORDERS = 10_000  # for a node that is away; the oldest give way, because the newest generation is what counts
 
 
@@ -67,6 +74,7 @@ class JobListener(Protocol):
     def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None: ...
     def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None: ...
     def reported(self, live: LiveJob, *, trains: bool) -> None: ...
+    def given_up(self, live: LiveJob) -> None: ...
 
 
 ReportObserver: TypeAlias = Callable[[str, str, NodeReport], None]  # job, node, and what it reported: on the loop, so it must not wait
@@ -87,11 +95,13 @@ class LiveJob:
         counters: Counters,
         listener: JobListener | None = None,
         observers: Sequence[ReportObserver] = (),
+        store: FleetStore | None = None,
     ) -> None:
         self.job, self.run_dir, self.last_seq = job, run_dir, last_seq
         self._files = JobFiles(run_dir)
         self._writer, self._clock, self._changed = writer, clock, changed
-        self._counters, self._listener, self._observers = counters, listener, observers
+        self._counters, self._listener, self._observers, self._store = counters, listener, observers, store
+        self.taken_by: str | None = None  # another daemon over the same store decides for it now
         self._left_s: dict[str, float] = {}  # node -> when its last stream broke, for those that are away
         self._outboxes: dict[str, Outbox] = {}
         self._streams = Counter[str]()  # of reports, by node: a new one may begin before the end of a broken one is seen
@@ -153,16 +163,32 @@ class LiveJob:
         self.last_seq[node] = report.seq
         self._counters.reports += 1
         session = self.job.session
-        self._writer.submit(lambda: self._files.append_report(node, session, report), done)
+        name = self.job.name
+        self._keep(
+            lambda: self._files.append_report(node, session, report),
+            lambda: report_record(name, node, report.seq, stored_report(node, session, report)),
+            done,
+        )
         self.handle(ReportCame(node=node, report=report))
         for observe in self._observers:
             observe(self.job.name, node, report)
         if self._listener is not None:
             self._listener.reported(self, trains=any(block.step for block in report.blocks))
 
+    async def has_room(self) -> None:
+        """Returns once the store takes more: until then the node keeps its reports. Raises JobElsewhereError."""
+        while self._store is not None and self._store.mirror.is_full and self.taken_by is None:
+            await asyncio.sleep(_LOOK_FOR_ROOM_S)
+        self.check_ours()
+
+    def check_ours(self) -> None:
+        """Raises JobElsewhereError."""
+        if self.taken_by is not None:
+            raise JobElsewhereError(self.job.name, self.taken_by)
+
     def write_incidents(self, incidents: Sequence[Mapping[str, Any]]) -> None:
         for incident in incidents:
-            self._writer.submit(lambda incident=incident: self._files.write_incident(incident, None))  # type: ignore[misc]
+            self._write_incident(incident, None)
 
     def silent_nodes(self, now: float, silent_s: float) -> tuple[str, ...]:
         """Those whose stream broke so long ago, and which have not said goodbye."""
@@ -178,12 +204,29 @@ class LiveJob:
                 reach("daemon", "before", effect.tell.order)
                 self.outbox(effect.node).put(effect.tell)
             case WriteIncident():
-                self._writer.submit(lambda: self._files.write_incident(effect.incident, effect.contract_of_rank))
+                self._write_incident(effect.incident, effect.contract_of_rank)
                 if self._listener is not None:
                     self._listener.incident(self, effect.incident)
             case WriteStacks():
-                self._writer.submit(lambda: self._files.write_stacks(effect.incident_id, effect.text))
+                name = self.job.name
+                self._keep(
+                    lambda: self._files.write_stacks(effect.incident_id, effect.text),
+                    lambda: stacks_record(name, effect.incident_id, effect.text),
+                )
             case AppendEvent():
-                self._writer.submit(lambda: self._files.append_event(effect.event))
+                name = self.job.name
+                self._keep(lambda: self._files.append_event(effect.event), lambda: event_record(name, effect.event))
             case Refused():
                 pass  # the caller of handle() answers with it
+
+    def _write_incident(self, incident: Mapping[str, Any], contract_of_rank: int | None) -> None:
+        name = self.job.name
+        self._keep(
+            lambda: self._files.write_incident(incident, contract_of_rank),
+            lambda: json_record(name, "incident", str(incident["id"]), incident),
+        )
+
+    def _keep(self, work: Callable[[], None], record: Callable[[], Record], done: Callable[[], None] | None = None) -> None:
+        """In the run directory, then in the shared store where there is one; then `done`."""
+        store = self._store
+        self._writer.submit(work, done if store is None else lambda: store.keep(record(), done))

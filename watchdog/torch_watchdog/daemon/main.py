@@ -15,6 +15,7 @@ from torch_watchdog.daemon.alerts_service import AlertsService
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
+from torch_watchdog.daemon.keeping import keeping
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
 from torch_watchdog.daemon.services import Calls, ControlService, TelemetryService
@@ -25,6 +26,7 @@ from torch_watchdog_proto.v1 import alerts_pb2_grpc, control_pb2_grpc, query_pb2
 
 if TYPE_CHECKING:
     from torch_watchdog.daemon.alerting import Alerting
+    from torch_watchdog.store.fleet import FleetStore
     from torch_watchdog.store.index import BlockIndex
 
 __all__ = ["run_daemon"]
@@ -39,11 +41,15 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     wake = asyncio.Event()
     clock = steady_clock()
     counters = Counters(started_s=clock())
-    with _store(config, say) as (writer, index):
-        async with _alerting(config, writer, clock, say) as alerting:
-            ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=alerting)
+    with _store(config, say) as (writer, index, store):
+        async with _alerting(config, writer, store, clock, say) as alerting:
+            ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=alerting, store=store)
             view = FleetView(ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting)
-            async with _serving(config, view, index) as addresses, _web(config, view, say) as pages:
+            async with (
+                _serving(config, view, index) as addresses,
+                _web(config, view, say) as pages,
+                keeping(config, ingest, alerting, store, say),
+            ):
                 listening((*addresses, *pages))
                 await _keep_time(ingest, wake, clock, alerting)
 
@@ -60,18 +66,21 @@ def _store(config: DaemonConfig, say: Callable[[str], None]) -> Any:
     index = _open_index(config)
     if config.index_file is not None and index is None:
         say(f"the index {config.index_file} cannot be opened: looking up steps takes longer, nothing else changes")
+    store = _open_store(config, say)
     try:
-        yield writer, index
+        yield writer, index, store
     finally:
         if not writer.close(_FLUSH_S):
             say(f"the run directory did not take the last records within {_FLUSH_S:g} s: they are lost")
+        if store is not None and not store.close(_FLUSH_S):
+            say("the store did not take the last records: they are in the run directories, and are brought when this daemon is back")
         if index is not None:
             index.close()
 
 
 @contextlib.asynccontextmanager
 async def _alerting(
-    config: DaemonConfig, writer: BackgroundWriter, clock: Callable[[], float], say: Callable[[str], None]
+    config: DaemonConfig, writer: BackgroundWriter, store: FleetStore | None, clock: Callable[[], float], say: Callable[[str], None]
 ) -> AsyncIterator[Alerting | None]:
     """None where nobody is to be told."""
     if config.alerts is None or not config.alerts.receivers:
@@ -79,9 +88,18 @@ async def _alerting(
         return
     from torch_watchdog.daemon.alerting import Alerting  # here, because most launches alert nobody
 
-    alerting = Alerting(config.alerts, config.runs_dir, writer=writer, clock=clock, say=say)
+    alerting = Alerting(config.alerts, config.runs_dir, writer=writer, clock=clock, say=say, store=store)
     async with alerting.running():
         yield alerting
+
+
+def _open_store(config: DaemonConfig, say: Callable[[str], None]) -> FleetStore | None:
+    """Raises StoreError: a daemon that cannot reach it at its start cannot know which jobs are its own."""
+    if config.store_url is None:
+        return None
+    from torch_watchdog.store.fleet import FleetStore  # here, for SQLAlchemy's sake, too
+
+    return FleetStore(config.store_url, config.runs_dir, say=say, lease_s=config.lease_s)
 
 
 def _open_index(config: DaemonConfig) -> BlockIndex | None:

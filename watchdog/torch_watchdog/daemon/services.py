@@ -17,7 +17,15 @@ import grpc
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.live_job import LiveJob, Outbox
-from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError, WatchdogError
+from torch_watchdog.errors import (
+    BadJobNameError,
+    JobElsewhereError,
+    JobNameTakenError,
+    StoreError,
+    UnknownJobError,
+    VersionSkewError,
+    WatchdogError,
+)
 from torch_watchdog.job.events import NodeLeft, RankGone, RankSpoke
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import LET_IN_KEY, TOKEN_KEY, ControlHello, RankLost, RankSaid, ReportAck
@@ -33,6 +41,8 @@ _STATUS = {
     JobNameTakenError: grpc.StatusCode.ALREADY_EXISTS,
     VersionSkewError: grpc.StatusCode.FAILED_PRECONDITION,
     BadJobNameError: grpc.StatusCode.INVALID_ARGUMENT,
+    JobElsewhereError: grpc.StatusCode.UNAVAILABLE,  # these two: the node asks again
+    StoreError: grpc.StatusCode.UNAVAILABLE,
 }
 
 
@@ -128,6 +138,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[mi
 async def _take(says: NodeHello | NodeReport | NodeGoodbye, live: LiveJob, node: str, acks: _Acks, context: Any) -> None:
     match says:
         case NodeReport():
+            await live.has_room()
             live.take_report(node, says, acks.promise(says.seq))
         case NodeGoodbye():
             live.handle(NodeLeft(node=node, goodbye=says))
@@ -191,6 +202,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
 
 
 def _hear(says: ControlHello | RankSaid | RankLost, live: LiveJob, node: str) -> None:
+    live.check_ours()
     match says:
         case RankSaid():
             live.handle(RankSpoke(node=node, attempt=says.attempt, message=says.message))

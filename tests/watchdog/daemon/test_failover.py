@@ -1,0 +1,101 @@
+"""Two daemons over one store: a job goes on at the other one, with its number, its incidents and its alerts."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fleet_harness import BAD_TOKEN, Fleet, until
+from http_receiver import HttpReceiver
+from services import PostgresServer, needs
+
+from torch_watchdog.alerts.routes import Match, Route
+from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog_proto import messages as m
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tw") as path:
+        yield Path(path)
+
+
+def daemon(root: Path, name: str, store_url: str, **more: Any) -> Fleet:
+    (root / name).mkdir(exist_ok=True)
+    return Fleet(root / name, store_url=store_url, lease_s=0.5, **more)
+
+
+def pager(receiver: HttpReceiver) -> AlertsConfig:
+    receivers = {"pager": f"pagerduty://KEY@127.0.0.1:{receiver.port}"}
+    return AlertsConfig(receivers=receivers, routes=(Route(match=Match(), to=("pager",)),), restores_all=True)
+
+
+def test_a_job_goes_on_at_another_daemon_that_has_none_of_its_files(root: Path) -> None:
+    store = f"sqlite:///{root / 'store.sqlite'}"
+    with daemon(root, "a", store) as first:
+        node = first.node()
+        node.rank(0, 2)
+        node.steps(0, 0, 1)
+        node.say(m.Noticed(rank=0, step=2, micro_step=0, violation=BAD_TOKEN))
+        (incident,) = until(first.incidents)
+    with daemon(root, "b", store) as second:
+        assert second.node().hello.next_seq == 2
+        assert [found["id"] for found in second.incidents()] == [incident["id"]]
+        assert len(second.get("api/v1/jobs/job/events").json()["events"]) > 1
+
+
+def test_while_one_daemon_decides_for_a_job_another_sends_its_nodes_there(root: Path) -> None:
+    store = f"sqlite:///{root / 'store.sqlite'}"
+    with daemon(root, "a", store) as first, daemon(root, "b", store) as second:
+        first.node().steps(0, 0)
+        with pytest.raises(grpc.RpcError) as raised:
+            second.node()
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE  # the node asks again, and is not refused for good
+        assert "is at the daemon" in raised.value.details()
+        second.node("other").steps(0, 0)
+
+
+def test_an_alert_of_a_daemon_that_ended_is_resolved_by_the_other_under_its_key(root: Path) -> None:
+    store = f"sqlite:///{root / 'store.sqlite'}"
+    with HttpReceiver() as receiver:
+        with daemon(root, "a", store, alerts=pager(receiver)) as first:
+            node = first.node("job")
+            node.rank(0, 1)
+            node.steps(0, 0)
+            node.exited(0, signal=9)
+            node.goodbye(1)
+            until(lambda: receiver.bodies(event_action="trigger"))
+        with daemon(root, "b", store, alerts=pager(receiver)) as second:
+            assert second.node("job").hello.next_seq == 3
+            again = second.node("job.2", session="t")
+            again.rank(0, 1)
+            again.steps(0, 0)
+            until(lambda: receiver.bodies(event_action="resolve"))
+        told = Counter((body["event_action"], body["dedup_key"]) for body in receiver.bodies())
+        assert set(told.values()) == {1} and len({key for _, key in told}) == 1
+
+
+@needs("initdb", "postgres")
+def test_postgresql_stops_for_a_while_and_no_report_is_acked_before_it_is_back(root: Path) -> None:
+    with PostgresServer(root) as postgres, daemon(root, "a", postgres.url) as fleet:
+        node = fleet.node()
+        node.rank(0, 1)
+        node.steps(0, 0)
+        postgres.stop()
+        acked = threading.Event()
+        waiting = threading.Thread(target=lambda: (node.steps(0, 1), acked.set()), daemon=True)
+        waiting.start()
+        until(lambda: any("reports wait" in line for line in fleet.said))
+        node.say(m.Noticed(rank=0, step=2, micro_step=0, violation=BAD_TOKEN))
+        until(fleet.incidents)  # the job is judged meanwhile
+        assert not acked.is_set()
+        postgres.start()
+        until(acked.is_set, 30)
+        waiting.join(10)
+        until(lambda: any("the store is back" in line and "nothing was lost" in line for line in fleet.said))

@@ -1,0 +1,79 @@
+"""Which daemon decides for which run, where several share a store.
+
+Owns the claims. A daemon counts its beat up in the database; one whose beat has not moved for `LEASE_S`, as another sees it by its own clock, is gone,
+and its runs may be taken. So clocks of two machines are never compared. Knows nothing of jobs but their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from torch_watchdog.errors import JobElsewhereError
+from torch_watchdog.store.database import DAEMONS, RUNS, Database, upsert
+
+__all__ = ["BEAT_S", "LEASE_S", "Beat", "Owners"]
+
+BEAT_S = 2.0
+LEASE_S = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What one beat found: runs of ours that others have taken, and runs of daemons that are gone, which are ours now."""
+
+    lost: frozenset[str] = frozenset()
+    adopted: frozenset[str] = frozenset()
+
+
+class Owners:
+    """`me` is this daemon's name: the same after a restart, so that it finds its own runs at once. `clock` only goes forward."""
+
+    def __init__(
+        self, database: Database, me: str, *, clock: Callable[[], float], now: Callable[[], float], lease_s: float = LEASE_S
+    ) -> None:
+        self._database, self._me, self._clock, self._now, self._lease_s = database, me, clock, now, lease_s
+        self._seen: dict[str, tuple[int, float]] = {}  # daemon -> its beat, and when it last moved
+        self._number = 0
+
+    def beat(self, held: Collection[str]) -> Beat:
+        """Says that this daemon is there; `held` are the runs that it decides for. Raises StoreError."""
+        with self._database.transaction() as connection:
+            self._number = max(self._number, connection.scalar(sa.select(DAEMONS.c.beat).where(DAEMONS.c.name == self._me)) or 0) + 1
+            connection.execute(upsert(connection, DAEMONS, {"name": self._me, "beat": self._number}, ("beat",)))
+            beats = {row.name: row.beat for row in connection.execute(sa.select(DAEMONS))}
+            owners = {row.name: row.owner for row in connection.execute(sa.select(RUNS.c.name, RUNS.c.owner))}
+            for name in sorted(held):
+                if owners.get(name) == self._me:
+                    connection.execute(RUNS.update().where(RUNS.c.name == name).values(seen_s=self._now()))
+            gone = self._gone(beats, set(owners.values()))
+            adopted = {name for name, owner in owners.items() if owner in gone and self._take(connection, name, owner)}
+        return Beat(lost=frozenset(name for name in held if owners.get(name) != self._me), adopted=frozenset(adopted))
+
+    def claim(self, run: str) -> None:
+        """This daemon decides for the run from now on, as it may have before. Raises JobElsewhereError while another one does, StoreError."""
+        with self._database.transaction() as connection:
+            connection.execute(upsert(connection, RUNS, {"name": run, "owner": self._me, "seen_s": self._now()}, ()))
+            self._take(connection, run, "")  # one that was only imported
+            owner = connection.scalar(sa.select(RUNS.c.owner).where(RUNS.c.name == run))
+        if owner != self._me:
+            raise JobElsewhereError(run, str(owner))
+
+    def release(self) -> None:
+        """This daemon ends: who is asked next for a run of it need not wait. Raises StoreError."""
+        with self._database.transaction() as connection:
+            connection.execute(RUNS.update().where(RUNS.c.owner == self._me).values(owner=""))
+
+    def _take(self, connection: sa.Connection, run: str, owner: str) -> bool:
+        taken = connection.execute(RUNS.update().where(RUNS.c.name == run, RUNS.c.owner == owner).values(owner=self._me))
+        return taken.rowcount == 1
+
+    def _gone(self, beats: dict[str, int], owners: set[str]) -> set[str]:
+        now = self._clock()
+        for name in owners - {self._me}:
+            beat = beats.get(name, 0)
+            if self._seen.get(name, (-1, 0.0))[0] != beat:
+                self._seen[name] = (beat, now)
+        return {name for name in owners - {self._me, ""} if now - self._seen[name][1] >= self._lease_s}

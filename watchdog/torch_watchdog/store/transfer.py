@@ -1,0 +1,88 @@
+"""Run directories into the shared store, and back: how a daemon takes over a run, and what `watchdog store` does.
+
+Owns what is brought: what a daemon wrote, never checkpoints, logs or what the launcher wrote. Bringing twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch_watchdog.store.database import Database
+from torch_watchdog.store.job_files import JobFiles
+from torch_watchdog.store.read import read_events, read_incidents, read_reports
+from torch_watchdog.store.record import REPLACED, Record, event_record, json_record, report_record, stacks_record
+from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog_proto.codec import MalformedMessageError, read_stored_report, stored_report
+
+__all__ = ["bring_in", "bring_out", "local_records"]
+
+_BATCH = 200
+
+
+def bring_in(database: Database, run_dir: Path, *, has_newest: bool) -> int:
+    """What the store lacks of this run. `has_newest`: the run directory's incidents and alerts are newer. Returns how many records.
+
+    Raises StoreError, OSError.
+    """
+    there, batch, number = database.keys(run_dir.name), list[Record](), 0
+    for record in local_records(run_dir):
+        if (record.kind, record.key) not in there or (has_newest and record.kind in REPLACED):
+            batch.append(record)
+            number += 1
+        if len(batch) >= _BATCH:
+            database.write(batch)
+            batch.clear()
+    database.write(batch)
+    return number
+
+
+def bring_out(database: Database, run: str, run_dir: Path) -> int:
+    """What the run directory lacks of this run, and the newest words of its incidents. Returns how many records. Raises StoreError, OSError."""
+    there = {(record.kind, record.key) for record in local_records(run_dir) if record.kind in ("report", "event")}
+    files, number = JobFiles(run_dir), 0
+    try:
+        for record in database.records(run):
+            if (record.kind, record.key) not in there:
+                _write(files, RunDirectory(run_dir), record)
+                number += 1
+    finally:
+        files.close()
+    return number
+
+
+def local_records(run_dir: Path) -> Iterator[Record]:
+    """What a run directory holds, as records. Nothing where there is none."""
+    run, directory = run_dir.name, RunDirectory(run_dir)
+    for node, session, report in read_reports(run_dir):
+        yield report_record(run, node, report.seq, stored_report(node, session, report))
+    yield from (event_record(run, event) for event in read_events(run_dir))
+    for incident in read_incidents(run_dir):
+        yield json_record(run, "incident", str(incident["id"]), incident)
+        stacks = directory.incident(str(incident["id"])) / "stacks.txt"
+        if stacks.is_file():
+            yield stacks_record(run, str(incident["id"]), stacks.read_text(encoding="utf-8", errors="replace"))
+    if directory.alerts_file.is_file():
+        try:
+            yield json_record(run, "alerts", "", json.loads(directory.alerts_file.read_text(encoding="utf-8")))
+        except ValueError:
+            pass  # half of a file is no alert: the next change writes it again
+
+
+def _write(files: JobFiles, directory: RunDirectory, record: Record) -> None:
+    content = record.content
+    match record.kind:
+        case "report":
+            try:
+                files.append_report(*read_stored_report(content))
+            except MalformedMessageError:
+                pass  # of a newer version: its neighbours may still be read
+        case "event":
+            files.append_event(json.loads(content))
+        case "incident":
+            files.write_incident(json.loads(content), None)
+        case "stacks":
+            files.write_stacks(record.key, content.decode("utf-8", "replace"))
+        case "alerts":
+            write_json(directory.alerts_file, json.loads(content))
