@@ -342,6 +342,7 @@ class Rank:
             self._act_at_gate(decision.commit, number)
             decision = self.gate.judge(number)  # a checkpoint without a stop: the update follows it
         if isinstance(decision, Skip):
+            self.window.restore()  # for a save that comes before the next fetch
             self._undo = True
             self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
             self._go_on(number, applied=False)

@@ -198,7 +198,7 @@ def test_a_machine_that_the_network_loses_for_a_while_is_taken_back_and_can_be_s
 def test_accelerates_own_flags_are_enough(two: list[Machine], tmp_path: Path) -> None:
     processes = []
     for rank, machine in enumerate(two):
-        meets = ("--num_machines", "2", "--num_processes", "4", "--machine_rank", str(rank), "--main_process_ip", "node0", "--cpu")
+        meets = ("--num_machines", "2", "--num_processes", "4", "--machine_rank", str(rank), "--main_process_ip", "node0", "--multi_gpu")
         line = [
             str(BIN / "accelerate"),
             "launch",

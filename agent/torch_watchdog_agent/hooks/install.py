@@ -50,6 +50,7 @@ HOOKS = {
     "transformers.trainer": "trainer",
     "accelerate.data_loader": "accelerate",
     "accelerate.accelerator": "accelerator",
+    "accelerate.optimizer": "accelerated",
     "torchdata.stateful_dataloader.stateful_dataloader": "stateful",
     "lightning.pytorch.loops.fetchers": "lightning",
     "pytorch_lightning.loops.fetchers": "lightning",

@@ -6,6 +6,7 @@ With a closure the gate is inside, after the closure's backward; a veto leaves t
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.rank import VETOED
 
-__all__ = ["patch"]
+__all__ = ["left_out", "patch"]
 
 
 class _Vetoed(Exception):  # noqa: N818  not an error: the way out of a closure
@@ -22,6 +23,7 @@ class _Vetoed(Exception):  # noqa: N818  not an error: the way out of a closure
         self.result = result
 
 
+left_out: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose newest step was vetoed
 _steps_under_way = 0  # a step inside a step (ZeRO, wrappers) is not a gate of its own
 
 
@@ -93,7 +95,11 @@ def _gated(optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
 @guarded("optimizer")
 def _enter(optimizer: Any) -> int | None:
     here = rank()
-    return here.enter_gate(optimizer) if here is not None else None
+    if here is None:
+        return None
+    number = here.enter_gate(optimizer)
+    (left_out.add if number == VETOED else left_out.discard)(optimizer)
+    return number
 
 
 @guarded("optimizer")

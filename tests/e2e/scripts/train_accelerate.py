@@ -1,6 +1,7 @@
 """A plain accelerate loop as a user might have written it; --load-state and --restore are its two ways to resume.
 
-Dropout, a scheduler and shuffling are there because each is a way to lose bit-identity.
+Dropout, a scheduler and shuffling are there because each is a way to lose bit-identity. It says where accelerate calls a step left out, and what its
+scheduler then is.
 """
 
 from __future__ import annotations
@@ -65,17 +66,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int)
     parser.add_argument("--never", type=int)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--load-state")
     parser.add_argument("--restore")
     parser.add_argument("--out")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    seedable = DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=seedable, gradient_accumulation_steps=args.accumulate)
     set_seed(7)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
-    loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True)
+    loader = DataLoader(Rows(args.rows, args.bad), batch_size=4, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     first_epoch, step = 0, 0
     if args.load_state or args.restore:
@@ -86,19 +91,23 @@ def main() -> None:
         objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler} if args.restore else {"model": None}
         resumed = torch_watchdog_agent.restore(**objects, loader=loader, path=args.restore or args.load_state)
         first_epoch, step = resumed.epoch, resumed.step
-    for epoch in range(first_epoch, 2):
+    for epoch in range(first_epoch, args.epochs):
         loader.set_epoch(epoch)
         for batch in loader:
-            if step == args.never:
-                args.never = None
-                continue
-            loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
-            accelerator.backward(loss)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+            with accelerator.accumulate(model):
+                if step == args.never:
+                    if accelerator.sync_gradients:
+                        args.never = None
+                    continue
+                loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
             say(f"rank {accelerator.process_index} step {step} loss {loss.item().hex()}")
-            step += 1
+            if accelerator.sync_gradients:
+                say(f"rank {accelerator.process_index} left out {accelerator.optimizer_step_was_skipped}, rate {scheduler.get_last_lr()}")
+                step += not accelerator.optimizer_step_was_skipped
     if args.out:
         Path(args.out).mkdir(exist_ok=True)
         (Path(args.out) / f"digest-{accelerator.process_index}").write_text(digest(accelerator.unwrap_model(model), optimizer.optimizer))

@@ -1,4 +1,8 @@
-"""A Lightning training as a user might have written it; it knows nothing of the watchdog. It says what its parameters are after each step."""
+"""A Lightning training as a user might have written it; it knows nothing of the watchdog. It says what its parameters are after each step.
+
+Dropout, momentum, a scheduler and shuffling are there because each is a way to lose bit-identity. With --never no rank trains in one step:
+what a skip must equal. With --instead the data set gives another sample of the same batch in place of one: what a stop and its resume must equal.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import argparse
 import hashlib
 import os
 import time
+from collections.abc import Callable
 
 import lightning
 import torch
@@ -29,17 +34,31 @@ class Rows(Dataset):
         ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=rng)
         if index == self.bad:
             ids[4] = VOCABULARY + 11
-        return {"ids": ids, "labels": torch.tensor(index % CLASSES)}
+        return {"index": torch.tensor(index), "ids": ids, "labels": torch.tensor(index % CLASSES)}
 
 
 class Net(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, never: int | None) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, 8)
+        self.drop = nn.Dropout(0.3)
         self.head = nn.Linear(8, CLASSES)
+        self.never, self.leaves_out = never, False
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.head(self.table(batch["ids"]).mean(1)), batch["labels"])
+        return nn.functional.cross_entropy(self.head(self.drop(self.table(batch["ids"]).mean(1))), batch["labels"])
+
+    def optimizer_step(self, epoch: int, number: int, optimizer: torch.optim.Optimizer, closure: Callable[[], object]) -> None:
+        self.leaves_out = self.global_step == self.never
+        if not self.leaves_out:
+            optimizer.step(closure)
+            return
+        with torch.random.fork_rng():  # Lightning asks for the closure's result
+            closure()
+
+    def lr_scheduler_step(self, scheduler: torch.optim.lr_scheduler.LRScheduler, metric: object) -> None:
+        if not self.leaves_out:
+            scheduler.step()
 
     def on_train_start(self) -> None:
         say(f"rank {self.global_rank} begins at {self.global_step} with {self.digest()}")
@@ -47,11 +66,27 @@ class Net(lightning.LightningModule):
     def on_train_batch_end(self, *_: object) -> None:
         say(f"rank {self.global_rank} after step {self.global_step - 1} at {self.global_step} with {self.digest()}")
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=0.1)
+    def configure_optimizers(self) -> dict[str, object]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def digest(self) -> str:
-        return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in self.parameters())).hexdigest()
+        """Of the parameters and of what their next update depends on; not of the scheduler's, which has moved on where we look."""
+        state = [value for held in self.optimizers().optimizer.state_dict()["state"].values() for _, value in sorted(held.items())]
+        return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in [*self.parameters(), *state])).hexdigest()
+
+
+class Collate:
+    """Stacks the samples; `instead`: another sample of the batch in place of this one."""
+
+    def __init__(self, instead: int | None) -> None:
+        self.instead = instead
+
+    def __call__(self, samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        fine = [sample for sample in samples if sample["index"] != self.instead]
+        samples = [sample if sample["index"] != self.instead else fine[place % len(fine)] for place, sample in enumerate(samples)]
+        return {key: torch.stack([sample[key] for sample in samples]) for key in ("ids", "labels")}
 
 
 def say(line: str) -> None:
@@ -62,15 +97,19 @@ def say(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int)
+    parser.add_argument("--never", type=int)
+    parser.add_argument("--instead", type=int)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--ckpt")
     args = parser.parse_args()
     torch.set_num_threads(1)
     lightning.seed_everything(7, verbose=False)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=args.epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(Net(), DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True), ckpt_path=args.ckpt)
+    loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True, collate_fn=Collate(args.instead))
+    trainer.fit(Net(args.never), loader, ckpt_path=args.ckpt)
     torch.distributed.destroy_process_group()
     time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
 

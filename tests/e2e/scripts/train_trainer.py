@@ -1,7 +1,8 @@
 """A training with transformers' Trainer as a user might have written it; it knows nothing of the watchdog.
 
 Dropout, momentum, a scheduler and shuffling are there because each is a way to lose bit-identity. With --instead the data set gives another sample of the same
-batch in place of one: what a run must equal in which that sample was left out.
+batch in place of one: what a run must equal in which that sample was left out. With --never no rank trains in one step,
+which the Trainer counts as it does one that a loss scaler left out: what a skip must equal.
 """
 
 from __future__ import annotations
@@ -68,6 +69,13 @@ def say(line: str) -> None:
 
 class Loud(Trainer):
     last_loss = ""
+    never: int | None = None
+
+    def training_step(self, *args, **kwargs):
+        left_out = self.state.global_step == self.never
+        if self.never is not None:
+            self.optimizer._is_overflow = left_out  # accelerate's word for a step that was left out
+        return torch.tensor(0.0) if left_out else super().training_step(*args, **kwargs)
 
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
@@ -83,6 +91,7 @@ class EachStep(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         say(f"rank {args.process_index} step {state.global_step - 1} loss {self.trainer.last_loss}")
+        say(f"rank {args.process_index} rate {state.global_step} {kwargs['lr_scheduler'].get_last_lr()}")
         if self.meet and state.global_step == 5 and args.process_index == 0:
             (Path(self.meet) / "here").touch()
             deadline = time.monotonic() + 60
@@ -91,7 +100,7 @@ class EachStep(TrainerCallback):
 
 
 def digest(trainer: Trainer) -> str:
-    sha = hashlib.sha256()
+    sha = hashlib.sha256(repr((trainer.state.global_step, sorted(trainer.lr_scheduler.state_dict().items()))).encode())
     for name, value in sorted(trainer.model.state_dict().items()):
         sha.update(name.encode() + value.contiguous().numpy().tobytes())
     for state in trainer.optimizer.state_dict()["state"].values():
@@ -104,8 +113,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int)
     parser.add_argument("--instead", type=int)
+    parser.add_argument("--never", type=int)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--save-steps", type=int, default=2)
     parser.add_argument("--meet")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--jit", action="store_true", help="the Trainer's own checkpoint on SIGTERM")
@@ -115,12 +126,12 @@ def main() -> None:
     torch.manual_seed(7)
     args = TrainingArguments(
         output_dir="trained", per_device_train_batch_size=4, num_train_epochs=given.epochs, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
-        logging_steps=1, save_strategy="steps", save_steps=2, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
+        logging_steps=1, save_strategy="steps", save_steps=given.save_steps, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
         remove_unused_columns=False, **({"enable_jit_checkpoint": True} if given.jit else {}),
     )  # fmt: skip
     each = EachStep()
     trainer = Loud(model=Net(), args=args, train_dataset=Rows(48, given.bad), data_collator=Collate(given.instead), callbacks=[each])
-    each.trainer, each.meet = trainer, given.meet
+    each.trainer, each.meet, trainer.never = trainer, given.meet, given.never
     trainer.train(resume_from_checkpoint=True if given.resume else None)
     if given.out:
         Path(given.out).mkdir(exist_ok=True)
