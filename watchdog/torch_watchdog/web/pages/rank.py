@@ -75,5 +75,10 @@ def _tensors(blocks: Sequence[StepBlock], step: int) -> Iterator[dict[str, Any]]
                 if row < len(block.micro_of_step) and block.micro_of_step[row] == step:
                     yield {
                         "micro_step": block.micro_step[row], "key": tensor.key, "dtype": tensor.dtype, "shape": list(tensor.shapes[place]),
-                        "low": tensor.low[place], "high": tensor.high[place], "finite": tensor.finite[place],
+                        "low": _number(tensor.low[place]), "high": _number(tensor.high[place]), "finite": tensor.finite[place],
                     }  # fmt: skip
+
+
+def _number(value: float) -> str:
+    """Ids as they are written in data, not as the record keeps them."""
+    return str(int(value)) if value.is_integer() else f"{value:.6g}"
