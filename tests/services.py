@@ -75,8 +75,8 @@ class PostgresServer:
         self._run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", str(self._data), check=False)
 
     def _run(self, name: str, *arguments: str, check: bool = True) -> None:
-        command = [program(name) or name, *arguments]
-        done = subprocess.run(
-            command, user=self._user, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-        )
+        # Not subprocess's own `user`: that forks, and gRPC's threads in this process make the child of a fork crash now and then.
+        command = [*(("runuser", "-u", self._user, "--") if self._user else ()), program(name) or name, *arguments]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        done = subprocess.run(command, cwd="/", check=False, **quiet)
         assert done.returncode == 0 or not check, f"{name} failed: see {self._data}"
