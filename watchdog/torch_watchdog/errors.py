@@ -22,6 +22,7 @@ __all__ = [
     "OutputError",
     "RunDirectoryError",
     "StoreError",
+    "TooManyJobsError",
     "UnknownJobError",
     "UnknownRankError",
     "VersionSkewError",
@@ -129,6 +130,17 @@ class JobElsewhereError(WatchdogError):
     def __init__(self, job: str, owner: str) -> None:
         super().__init__(f"job {job} is at the daemon {owner}, until that one has been silent for long enough: ask there, or here again")
         self.job, self.owner = job, owner
+
+
+class TooManyJobsError(WatchdogError):
+    """The daemon's quota of running jobs is used up."""
+
+    def __init__(self, job: str, limit: int) -> None:
+        super().__init__(
+            f"job {job} must wait: {limit} jobs run at this daemon, which is its quota (`[quotas] jobs` in its settings); the node asks again, "
+            "and the training goes on unwatched meanwhile"
+        )
+        self.job, self.limit = job, limit
 
 
 class StoreError(WatchdogError):

@@ -197,6 +197,14 @@ def test_who_acknowledges_stops_the_escalation() -> None:
     assert ignored.sent(9000) == []
 
 
+def test_a_receiver_that_is_away_does_not_stop_the_escalation() -> None:
+    desk = Desk(routes=(Route(match=Match(), to=(PAGER,), escalate_after_s=900.0, escalate_to=(CHAT,)),))
+    desk.down = {PAGER}
+    desk.see(incident())
+    desk.sent(HOLD_S)
+    assert (CHAT, "trigger") in desk.sent(901)
+
+
 def test_an_acknowledgement_of_nothing_is_told_to_be_one() -> None:
     desk = Desk()
     assert desk.desk.acknowledge("job/1", "anna", desk.now) is None

@@ -137,9 +137,9 @@ class Open:
 
     def _escalates_at(self, route: Route) -> float | None:
         told = [line.took_s for line in self.lines.values() if line.took]
-        if self._escalated or route.escalate_after_s is None or not told or self.alert.resolved or self.alert.acknowledged_by:
+        if self._escalated or route.escalate_after_s is None or self.alert.resolved or self.alert.acknowledged_by:
             return None
-        return min(told) + route.escalate_after_s
+        return min(told, default=self.since_s + _FIRST_WORD_AFTER_S) + route.escalate_after_s  # a pager that is away answers nobody either
 
     # On disk
 

@@ -21,7 +21,7 @@ from torch_watchdog_proto.address import is_loopback
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Receiver", "check_url", "receiver_of"]
+__all__ = ["Receiver", "check_url", "posting_client", "receiver_of"]
 
 _TIMEOUT_S = 10.0
 _ALERTMANAGER_RESEND_S = 60.0
@@ -76,7 +76,7 @@ class _Http:
     async def _post(self, url: str, body: Any, **more: Any) -> str:
         import httpx  # here, because a launch without alerts must not wait for it
 
-        self._client = self._client or httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False)
+        self._client = self._client or posting_client()
         try:
             answer = await self._client.post(url, json=body, **more)
         except (httpx.HTTPError, OSError) as error:
@@ -89,6 +89,12 @@ class _Http:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
+
+
+def posting_client() -> httpx.AsyncClient:
+    import httpx
+
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False)
 
 
 class _PagerDuty(_Http):

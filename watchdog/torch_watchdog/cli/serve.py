@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from torch_watchdog.cli.options import settings
+from torch_watchdog.daemon.settings import ServeSettings, load_settings
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.say import say
 from torch_watchdog_proto.loops import quiet_grpc
@@ -32,6 +33,15 @@ DEFAULT_PORT = 9470
 @click.option(
     "--alert", multiple=True, metavar="URL", help="Tell of incidents: pagerduty://KEY, alertmanager://HOST:PORT, or any Apprise URL."
 )
+@click.option(
+    "--settings",
+    "settings_file",
+    type=click.Path(path_type=Path),
+    envvar="TORCH_WATCHDOG_SERVE_SETTINGS",
+    metavar="FILE",
+    help="Receivers, routes, escalation, silences, retention, quotas (deploy/serve.toml shows all).",
+)
+@click.option("--check", is_flag=True, help="Only say whether --settings holds what it must.")
 @click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs).")
 @click.option(
     "--store",
@@ -40,9 +50,16 @@ DEFAULT_PORT = 9470
     help="A database that several daemons share, so that one goes on where another died: postgresql://USER@HOST/DATABASE.",
 )
 @click.pass_context
-def command(context: click.Context, /, port: int, host: str, store: str | None, **_: object) -> None:
+def command(
+    context: click.Context, /, port: int, host: str, store: str | None, settings_file: Path | None, check: bool, **_: object
+) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
-    config = settings(context)
+    config, file = settings(context), load_settings(settings_file) if settings_file is not None else ServeSettings()
+    if check:
+        click.echo(f"{settings_file}: {_told(file)}")
+        return
+    if config.alerts and file.alerts is not None:
+        raise ConfigError("--alert", f"{settings_file} names receivers already: add this one there, with its route")
     with quiet_grpc():
         from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
         from torch_watchdog.daemon.embedded import EmbeddedDaemon
@@ -62,8 +79,13 @@ def command(context: click.Context, /, port: int, host: str, store: str | None, 
         index_file=_index_file(os.environ),
         token=token,
         web=config.web,
-        alerts=AlertsConfig.to_all(config.alerts, restores_all=True),
-        store_url=_store_url(store),
+        alerts=file.alerts or AlertsConfig.to_all(config.alerts, restores_all=True),
+        store_url=_store_url(store) or file.store_url,
+        retention_s=file.retention_s,
+        heartbeat_url=file.heartbeat_url,
+        heartbeat_s=file.heartbeat_s,
+        max_jobs=file.max_jobs,
+        reports_per_s=file.reports_per_s,
     )
     with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ):
         say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
@@ -71,6 +93,14 @@ def command(context: click.Context, /, port: int, host: str, store: str | None, 
             say(f"page and API at {url}, metrics at {url}metrics: all ask for the daemon's token")
         number = signal.sigwait(ends)
         say(f"{signal.Signals(number).name}: flushing and closing")
+
+
+def _told(file: ServeSettings) -> str:
+    """What a person sees of it, without any URL."""
+    alerts = file.alerts
+    routes = f"{len(alerts.receivers)} receivers, {len(alerts.routes)} routes" if alerts is not None else "no receivers"
+    kept = "for ever" if file.retention_s is None else f"{file.retention_s / 86_400:g} days"
+    return f"good: {routes}, {len(file.silences)} silences, records are kept {kept}, heartbeat {'on' if file.heartbeat_url else 'off'}"
 
 
 def _store_url(url: str | None) -> str | None:

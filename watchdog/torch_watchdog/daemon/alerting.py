@@ -53,6 +53,8 @@ class Alerting:
         self._config, self._runs_dir, self._writer, self._clock, self._store = config, runs_dir, writer, clock, store
         self.page_url: str | None = config.public_url
         self.desk = AlertDesk(config.routes, {receiver.name: receiver.rules for receiver in receivers})
+        for silence in config.silences:
+            self.desk.silence(silence, clock())
         self.sender = AlertSender(self.desk, receivers, clock=clock, say=say, keep=self._keep_changed)
 
     @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_watchdog.alerts.routes import Match, Route
+from torch_watchdog.alerts.routes import Match, Route, Silence
 
 __all__ = ["AlertsConfig", "DaemonConfig"]
 
@@ -25,6 +25,7 @@ class AlertsConfig:
 
     receivers: Mapping[str, str] = field(default_factory=dict, repr=False)
     routes: tuple[Route, ...] = ()
+    silences: tuple[Silence, ...] = ()
     resend_s: float = 60.0
     silent_s: float = 120.0
     public_url: str | None = None
@@ -48,6 +49,8 @@ class DaemonConfig:
     `web`: HOST:PORT of the page, the JSON API and the metrics; None: not served. `web_token`: what it asks for in place of `token`.
     `web_optional`: where it cannot be served, that is said and the daemon works without it.
     `store_url`: the database that several daemons share; it may hold a password. `retention_s`: what nobody has written to for so long is removed.
+    `heartbeat_url` is told every `heartbeat_s` that the daemon is there. `max_jobs` may run at once; nodes wait where
+    their job sends more than `reports_per_s`.
     `linger_s`: how long the end waits for nodes that still have to say goodbye.
     """
 
@@ -63,6 +66,10 @@ class DaemonConfig:
     store_url: str | None = field(default=None, repr=False)
     lease_s: float = 12.0  # a daemon that is silent for so long has lost its jobs to those that share the store
     retention_s: float | None = None
+    heartbeat_url: str | None = field(default=None, repr=False)
+    heartbeat_s: float = 60.0
+    max_jobs: int | None = None
+    reports_per_s: float | None = None
     grace_s: float = 300.0
     linger_s: float = 0.0
     max_message_bytes: int = 8 << 20

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.live_job import JobListener, LiveJob, ReportObserver
-from torch_watchdog.errors import BadJobNameError, JobNameTakenError, UnknownJobError, VersionSkewError
+from torch_watchdog.errors import BadJobNameError, JobNameTakenError, TooManyJobsError, UnknownJobError, VersionSkewError
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import known_assertions, xid_codes
@@ -70,11 +70,13 @@ class Ingest:
         return self._jobs[name]
 
     async def join(self, hello: NodeHello) -> tuple[LiveJob, HelloAck]:
-        """A node begins to report. Raises VersionSkewError, BadJobNameError, JobNameTakenError; over a shared store JobElsewhereError and StoreError."""
+        """A node begins to report. Raises VersionSkewError, BadJobNameError, JobNameTakenError, TooManyJobsError, JobElsewhereError, StoreError."""
         check_version(hello.version)
         if not _JOB_NAME.fullmatch(hello.job):
             raise BadJobNameError(hello.job)
         async with self._opening:
+            if hello.job not in self._jobs:
+                self._check_quota(hello.job)
             live = self._jobs.get(hello.job) or await self._open(hello)
         if live.job.session != hello.session:
             raise JobNameTakenError(hello.job, live.run_dir)
@@ -127,13 +129,18 @@ class Ingest:
         for live in self.jobs:
             live.close()
 
+    def _check_quota(self, job: str) -> None:
+        limit = self._config.max_jobs
+        if limit is not None and sum(live.job.state != "ended" for live in self.jobs) >= limit:
+            raise TooManyJobsError(job, limit)
+
     async def _open(self, hello: NodeHello) -> LiveJob:
         run_dir = self._config.runs_dir / hello.job
         # In another thread: a run of weeks takes a while to read, and other jobs wait for their orders.
         job, last_seq, unwritten, saved = await asyncio.to_thread(self._found_again, hello, run_dir)
         live = LiveJob(
             job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed, counters=self._counters,
-            listener=self._listener, observers=self.observers, store=self._store,
+            listener=self._listener, observers=self.observers, store=self._store, reports_per_s=self._config.reports_per_s,
         )  # fmt: skip
         self._forget_oldest()
         self._jobs[hello.job] = live

@@ -1,6 +1,7 @@
-"""What a daemon does beside its jobs, now and then: says to the others over its store that it is there, and removes what is old.
+"""What a daemon does beside its jobs, now and then: says to the others over its store that it is there, to a heartbeat's receiver, too, and removes
+what is old.
 
-Owns the two tasks. What fails is said once and tried again; nothing here keeps a job waiting.
+Owns these tasks. What fails is said once and tried again; nothing here keeps a job waiting.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from torch_watchdog.daemon.config import DaemonConfig
+from torch_watchdog.daemon.heartbeat import keep_beating
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.errors import StoreError
 from torch_watchdog.store.retention import forget_old_files
@@ -28,15 +30,24 @@ _RETENTION_EVERY_S = 3600.0
 
 @contextlib.asynccontextmanager
 async def keeping(
-    config: DaemonConfig, ingest: Ingest, alerting: Alerting | None, store: FleetStore | None, say: Callable[[str], None]
+    config: DaemonConfig,
+    ingest: Ingest,
+    alerting: Alerting | None,
+    store: FleetStore | None,
+    *,
+    problem: Callable[[], str | None],
+    say: Callable[[str], None],
 ) -> AsyncIterator[None]:
-    """While the body runs."""
+    """While the body runs. `problem`: what keeps the daemon from its work, if anything."""
     tasks = []
     if store is not None:
         tasks.append(asyncio.create_task(_every(config.lease_s / _BEATS_IN_A_LEASE, lambda: _beat(ingest, alerting, store, say))))
     retention_s = config.retention_s
     if retention_s is not None:
         tasks.append(asyncio.create_task(_every(_RETENTION_EVERY_S, lambda: _forget_old(config, retention_s, ingest, store, say))))
+    if config.heartbeat_url is not None:
+        beating = keep_beating(config.heartbeat_url, config.heartbeat_s, problem=problem, say=say)
+        tasks.append(asyncio.create_task(beating))
     try:
         yield
     finally:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JobListener", "LiveJob", "Outbox", "ReportObserver"]
 
+_BURST_S = 5.0  # of reports that a job has saved up
 _LOOK_FOR_ROOM_S = 0.2
 _MAX_ORDERS = 10_000  # for a node that is away; the oldest give way, because the newest generation is what counts
 
@@ -96,12 +97,14 @@ class LiveJob:
         listener: JobListener | None = None,
         observers: Sequence[ReportObserver] = (),
         store: FleetStore | None = None,
+        reports_per_s: float | None = None,
     ) -> None:
         self.job, self.run_dir, self.last_seq = job, run_dir, last_seq
         self._files = JobFiles(run_dir)
         self._writer, self._clock, self._changed = writer, clock, changed
         self._counters, self._listener, self._observers, self._store = counters, listener, observers, store
         self.taken_by: str | None = None  # another daemon over the same store decides for it now
+        self._report_every_s, self._next_report_s = 1.0 / reports_per_s if reports_per_s else 0.0, 0.0
         self._left_s: dict[str, float] = {}  # node -> when its last stream broke, for those that are away
         self._outboxes: dict[str, Outbox] = {}
         self._streams = Counter[str]()  # of reports, by node: a new one may begin before the end of a broken one is seen
@@ -176,7 +179,11 @@ class LiveJob:
             self._listener.reported(self, trains=any(block.step for block in report.blocks))
 
     async def has_room(self) -> None:
-        """Returns once the store takes more: until then the node keeps its reports. Raises JobElsewhereError."""
+        """Returns once this job may report again and the store takes more: until then the node keeps its reports. Raises JobElsewhereError."""
+        if self._report_every_s:
+            now = self._clock()
+            self._next_report_s = max(now - _BURST_S, self._next_report_s) + self._report_every_s
+            await asyncio.sleep(max(0.0, self._next_report_s - now))
         while self._store is not None and self._store.mirror.is_full and self.taken_by is None:
             await asyncio.sleep(_LOOK_FOR_ROOM_S)
         self.check_ours()

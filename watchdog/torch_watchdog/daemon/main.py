@@ -48,7 +48,7 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
             async with (
                 _serving(config, view, index) as addresses,
                 _web(config, view, say) as pages,
-                keeping(config, ingest, alerting, store, say),
+                keeping(config, ingest, alerting, store, problem=view.ready, say=say),
             ):
                 listening((*addresses, *pages))
                 await _keep_time(ingest, wake, clock, alerting)

@@ -22,6 +22,7 @@ from torch_watchdog.errors import (
     JobElsewhereError,
     JobNameTakenError,
     StoreError,
+    TooManyJobsError,
     UnknownJobError,
     VersionSkewError,
     WatchdogError,
@@ -41,8 +42,9 @@ _STATUS = {
     JobNameTakenError: grpc.StatusCode.ALREADY_EXISTS,
     VersionSkewError: grpc.StatusCode.FAILED_PRECONDITION,
     BadJobNameError: grpc.StatusCode.INVALID_ARGUMENT,
-    JobElsewhereError: grpc.StatusCode.UNAVAILABLE,  # these two: the node asks again
+    JobElsewhereError: grpc.StatusCode.UNAVAILABLE,  # these: the node asks again
     StoreError: grpc.StatusCode.UNAVAILABLE,
+    TooManyJobsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
