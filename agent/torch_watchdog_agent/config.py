@@ -28,7 +28,8 @@ class AgentConfig:
     not it. `signal_grace_s`: how long a signal may be held back for a checkpoint; None: not at all. `resume`: the checkpoint that
     `restore()` takes by default. `bounds`: declared for tensors of the batch. `scan`: look at the data instead of training on it;
     `scan_after`: the folder of an interrupted scan; `replay`: a
-    recorded batch that takes the place of the first; `device_gate`: try to save from a GPU after a failure.
+    recorded batch that takes the place of the first; `device_gate`: try to save from a GPU after a failure;
+    `bundles`: keep the batches that were held or that a rank failed on.
     """
 
     job: str
@@ -51,6 +52,7 @@ class AgentConfig:
     scan_after: str | None = None
     replay: str | None = None
     device_gate: bool = False
+    bundles: bool = True
 
     def to_env(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

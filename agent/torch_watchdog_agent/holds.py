@@ -6,6 +6,8 @@ nothing of what a violation is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.errors import BadBatchError
@@ -28,6 +30,7 @@ class Holds:
 
     def hold(self, batch: object, checked: Checked, violation: Violation) -> object:
         """Returns the stand-in, once every rank has promised to veto the step at hand; or, where only a later step can use it, at once."""
+        violation = self._kept(batch, violation)
         clean = self._rank.guard.repaired(batch, checked) if self._is_gated() else None
         if clean is None:
             self._rank.refused(violation)
@@ -42,6 +45,24 @@ class Holds:
                 return  # only observed
             raise _unanswered(violation, self._why_not())
         self._promise(violation)
+
+    def _kept(self, batch: object, violation: Violation) -> Violation:
+        """With the batch on disk, for the report, for `watchdog replay` and for whoever mends the sample."""
+        rank = self._rank
+        if not rank.config.bundles:
+            return violation
+        from torch_watchdog_agent.rescue import bundle
+
+        attempt, number = rank.identity.attempt, rank.identity.rank
+        folder, name = Path(rank.config.run_dir) / bundle.FOLDER, bundle.held_name(attempt=attempt, rank=number, step=rank.loop.step)
+        try:
+            if not bundle.write(folder / name, batch, max_bytes=bundle.MAX_HELD_BYTES, from_device=True):
+                return violation
+            bundle.keep_newest(folder, attempt=attempt, rank=number)
+        except Exception as error:  # noqa: BLE001 - a full disk, a dtype that the format does not know: the hold goes on
+            rank.say(f"the bad batch could not be kept ({type(error).__name__}: {error})")
+            return violation
+        return replace(violation, bundle=f"{bundle.FOLDER}/{name}")
 
     def _promise(self, violation: Violation) -> None:
         """Only a later step can use the batch where each takes one and the loop is ahead by one at least. Collectives of the step at hand may have run by

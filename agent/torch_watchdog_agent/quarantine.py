@@ -64,7 +64,7 @@ class Quarantine:
             return False
         entry = {
             "dataset": dataset, "dataset_index": sample.dataset_index, "rank": rank, "step": step, "key": violation.batch.key,
-            "reason": violation.summary, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "reason": violation.summary, "bundle": violation.bundle or None, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
         self._file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -73,7 +73,10 @@ class BoundFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One batch that the model cannot take. `repairable`: legal values can stand in, so that the collectives of the step stay whole."""
+    """One batch that the model cannot take. `repairable`: legal values can stand in, so that the collectives of the step stay whole.
+
+    `bundle`: the batch itself, as a file of the run directory by its path there; empty where it was not kept.
+    """
 
     kind: str
     summary: str
@@ -83,6 +86,7 @@ class Violation:
     bound: BoundFact | None = None
     severity: Literal["warning", "critical"] = "critical"
     repairable: bool = True
+    bundle: str = ""
 
 
 # Control: rank -> daemon. The node process adds (job, attempt); a participant ignores generations older than its own.

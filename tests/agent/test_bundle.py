@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,13 @@ def test_another_scripts_batch_is_refused(tmp_path: Path) -> None:
     bundle.write(tmp_path / "b.safetensors", {"ids": torch.ones(1)})
     with pytest.raises(ValueError, match="no ids"):
         bundle.read_into(tmp_path / "b.safetensors", {"labels": torch.ones(1)})
+
+
+def test_only_the_newest_of_a_ranks_held_batches_are_kept(tmp_path: Path) -> None:
+    others = [tmp_path / "0-1.safetensors", tmp_path / bundle.held_name(attempt=0, rank=11, step=3)]
+    held = [tmp_path / bundle.held_name(attempt=0, rank=1, step=step) for step in range(bundle.MAX_HELD + 2)]
+    for age, path in enumerate([*others, *held]):
+        path.touch()
+        os.utime(path, ns=(age, age))
+    bundle.keep_newest(tmp_path, attempt=0, rank=1)
+    assert sorted(tmp_path.iterdir()) == sorted([*others, *held[2:]])

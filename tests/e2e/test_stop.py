@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from launching import BIN, Ended, launch, script, torchrun, watchdog
+from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.e2e
 
@@ -50,6 +51,19 @@ def test_the_incident_names_rank_step_sample_element_value_range_op_and_module(s
     assert sorted(action["ranks_stopped"]) == [0, 1]
     assert action["stopped_at_step"] == incident["step"]
     assert action["checkpoint"]["committed"] is True
+
+
+def test_the_bad_batch_is_kept_and_the_report_shows_it_around_the_bad_value(stopped: Ended) -> None:
+    (incident,) = stopped.incidents
+    bundle = stopped.run_dir / incident["evidence"]["bundle"]
+    assert bundle.stat().st_mode & 0o777 == 0o600
+    row, column = incident["batch"]["element"]
+    assert load_file(bundle)["ids"][row, column] == 51
+    (left_out,) = map(json.loads, (stopped.run_dir / "quarantine.jsonl").read_text().splitlines())
+    assert stopped.run_dir / left_out["bundle"] == bundle
+    report = launch(stopped.folder, [*watchdog("report"), "bad", "--markdown"])
+    around = " ".join(str(int(value)) for value in load_file(bundle)["ids"][row])
+    assert around in report.out, report.out
 
 
 def test_no_rank_runs_the_step_or_anything_after_the_loop_but_finally_does(stopped: Ended) -> None:

@@ -57,6 +57,7 @@ class LaunchConfig:
     scan_after: str | None = None
     replay: str | None = None
     device_gate: bool = False
+    bundles: bool = True
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # ours -> what this site's scheduler is to see
 
 
@@ -246,6 +247,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "grace": _grace,
     "keeper": _keeper,
     "device_gate": _keeper,
+    "bundles": _keeper,
     "on_signal": _on_signal,
     "signal_grace": _grace,
     "web": _web,

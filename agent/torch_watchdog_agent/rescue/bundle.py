@@ -1,7 +1,7 @@
-"""The batch that a rank failed on, on disk and back: a safetensors file of its tensors by their path in the batch.
+"""The batch that a rank failed on, or that was held, on disk and back: a safetensors file of its tensors by their path in the batch.
 
-Owns the file's form: nothing in it is ever unpickled, it is readable by this user only and bounded. What is not a tensor on the CPU is left out: after a
-device-side assertion nothing can be read from the device any more.
+Owns the file's form and place: nothing in it is ever unpickled, it is readable by this user only, bounded, and only the newest are kept. After a
+failure what lies on a GPU is left out: once a device-side assertion has failed nothing can be read from the device any more.
 """
 
 from __future__ import annotations
@@ -12,21 +12,37 @@ from typing import Any
 
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced
 
-__all__ = ["MAX_BYTES", "read_into", "write"]
+__all__ = ["FOLDER", "MAX_BYTES", "MAX_HELD_BYTES", "held_name", "keep_newest", "read_into", "write"]
 
+FOLDER = "bundles"  # in the run directory
 MAX_BYTES = 256 << 20
+MAX_HELD_BYTES = 64 << 20  # the other ranks wait meanwhile
+MAX_HELD = 20  # a rank
 
 
-def write(path: Path, batch: object, *, max_bytes: int = MAX_BYTES) -> bool:
-    """True where something was written. Raises OSError."""
+def held_name(*, attempt: int, rank: int, step: int) -> str:
+    return f"{attempt}-{rank}-step-{step}.safetensors"
+
+
+def keep_newest(folder: Path, *, attempt: int, rank: int) -> None:
+    """Under the policy skip a run may hold many."""
+    held = sorted(
+        folder.glob(held_name(attempt=attempt, rank=rank, step=0).replace("-0.", "-*.")), key=lambda path: path.stat().st_mtime_ns
+    )
+    for path in held[:-MAX_HELD]:
+        path.unlink(missing_ok=True)
+
+
+def write(path: Path, batch: object, *, max_bytes: int = MAX_BYTES, from_device: bool = False) -> bool:
+    """True where something was written. `from_device`: the GPU still answers. Raises OSError."""
     from safetensors.torch import save
 
-    leaves = {key: tensor.detach() for key, tensor in leaves_of(batch).items() if not tensor.is_cuda}
+    leaves = {key: tensor.detach() for key, tensor in leaves_of(batch).items() if from_device or not tensor.is_cuda}
     if not leaves or sum(tensor.numel() * tensor.element_size() for tensor in leaves.values()) > max_bytes:
         return False
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(save({key: tensor.contiguous().clone() for key, tensor in leaves.items()}))
+        file.write(save({key: tensor.cpu().contiguous().clone() for key, tensor in leaves.items()}))
     return True
 
 

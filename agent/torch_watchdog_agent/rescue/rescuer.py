@@ -147,9 +147,9 @@ class Rescuer:
     def _bundle(self) -> None:
         from torch_watchdog_agent.rescue import bundle
 
-        who, folder = self._rank.identity, Path(self._rank.config.run_dir) / "bundles"
+        who, folder = self._rank.identity, Path(self._rank.config.run_dir) / bundle.FOLDER
         try:
-            if self._batch is not None:
+            if self._batch is not None and self._rank.config.bundles:
                 bundle.write(folder / f"{who.attempt}-{who.rank}.safetensors", self._batch)
         except Exception as error:  # noqa: BLE001  a full disk, say: the failure itself must be told
             self._rank.say(f"the batch of this step could not be kept ({type(error).__name__}: {error})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -453,6 +454,18 @@ def test_the_launcher_is_told_in_time_though_the_healthy_rank_never_says_a_word(
     run.wait(HEAD_START_S)
     assert released(run) == [1, 0]
     assert "no word from ranks 0" in run.incidents[0]["cause"]
+
+
+def test_what_became_of_the_others_is_said_once_and_after_a_sentence_as_one() -> None:
+    run = Run()
+    run.hello(0, 1)
+    refused = m.Refused(rank=1, step=0, micro_step=0, violation=replace(BAD_TOKEN, cause="The table has 40 rows."))
+    run.say(refused)
+    run.report(events=(exception(1, 1, "BadBatchError: ids[0] = 51"), ended(1, 1, exit_code=1)))
+    run.wait(FREE_TIMEOUT_S + HEAD_START_S)
+    run.report(events=(exception(0, 2, "RuntimeError: Connection closed by peer"), ended(0, 2, exit_code=1)))
+    run.wait(5)
+    assert re.fullmatch(r"The table has 40 rows\. Nothing was saved: [^.]*\.", run.incidents[0]["cause"])
 
 
 def test_ranks_that_were_asked_to_end_are_a_warning() -> None:

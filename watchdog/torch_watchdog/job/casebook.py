@@ -42,7 +42,7 @@ class Casebook:
         self._job, self._policy = job, policy
         self._incidents: dict[str, Incident] = {found["id"]: dict(found) for found in incidents}
         self._assertions = assertions
-        self._failure_id = ""
+        self._failure_id = self._rescue_told = ""  # which incident a failure is, and which one has said what became of the other ranks
         self._attempt = 0
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
@@ -54,7 +54,8 @@ class Casebook:
         return tuple(self._incidents.values())
 
     def begin_attempt(self, attempt: int) -> None:
-        self._attempt, self._waiting, self._of_order, self._inside, self._failure_id = attempt, [], {}, {}, ""
+        self._attempt, self._waiting, self._of_order, self._inside = attempt, [], {}, {}
+        self._failure_id = self._rescue_told = ""
         self._of_rule = {}
 
     def found(self, found: Found, ranks: Ranks, now: float, *, world_size: int) -> Incident | None:
@@ -148,10 +149,11 @@ class Casebook:
         return self._keep(found), cause is None
 
     def rescued(self, rescue: Ended, *, exit_code: int | None) -> Incident | None:
-        """What became of the other ranks: said by the incident of the failure. None where it has an order's end to tell already."""
+        """What became of the other ranks: said, once, by the incident of the failure. None where it has an order's end to tell already."""
         found = self._incidents.get(self._failure_id)
-        if found is None or found["action"]["checkpoint"] is not None:
+        if found is None or self._failure_id == self._rescue_told or found["action"]["checkpoint"] is not None:
             return None
+        self._rescue_told = self._failure_id
         told = build.rescued(found, rescue)
         return self._keep(told | {"action": told["action"] | {"exit_code": exit_code}})
 

@@ -67,6 +67,8 @@ def from_violation(violation: Violation, place: Place, *, prevented: bool) -> di
     )  # fmt: skip
     found["batch"] = _batch(violation.batch) if violation.batch.key else None  # what ranks did, not what a batch held
     found["bound"] = None if violation.bound is None else _numbers_only(to_json(violation.bound), "low", "high")
+    if violation.bundle:
+        found["evidence"]["bundle"] = violation.bundle
     return found
 
 
@@ -164,7 +166,12 @@ def rescued(found: Mapping[str, Any], rescue: Ended) -> dict[str, Any]:
             "seconds_to_stop": None if rescue.seconds_to_free is None else round(rescue.seconds_to_free, 3),
         }
     newest = f"; the newest good checkpoint is {rescue.newest}" if rescue.checkpoint is None and rescue.newest else ""
-    return dict(found) | {"action": action, "cause": f"{found['cause']}; {rescue.reason}{newest}"}
+    return dict(found) | {"action": action, "cause": _and_then(found["cause"], rescue.reason + newest)}
+
+
+def _and_then(cause: str, more: str) -> str:
+    """Causes are sentences, or what could follow "because"."""
+    return f"{cause} {more[:1].upper()}{more[1:]}." if cause.endswith(".") else f"{cause}; {more}"
 
 
 def with_affected(found: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, Any]:

@@ -177,6 +177,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         scan_after=config.scan_after,
         replay=config.replay,
         device_gate=config.device_gate,
+        bundles=config.bundles,
     )
 
 
