@@ -41,6 +41,18 @@ def test_a_skipped_batch_is_the_bad_one_and_no_other(tmp_path: Path, loop: str) 
     assert len(steps(ended)) == 2 * 12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["thread", "lightning"])
+def test_a_sample_that_was_left_out_is_left_out_by_the_next_run_too(tmp_path: Path, loop: str) -> None:
+    (tmp_path / "next").mkdir()
+    command = script("other_loops.py", loop, "--bad", BAD)
+    first = launch(tmp_path, [*watchdog("--policy", "skip", "--job", loop), *torchrun(*command)])
+    again = launch(tmp_path / "next", [*watchdog("--quarantine", str(first.run_dir / "quarantine.jsonl")), *torchrun(*command)])
+    assert (first.code, again.code) == (0, 0), again.err
+    assert (len(first.incidents), again.incidents) == (1, [])
+    assert len(steps(again)) == 2 * 12
+
+
 @pytest.mark.parametrize("loop", ["thread", "lightning"])
 def test_a_clean_run_is_as_without_us(tmp_path: Path, loop: str) -> None:
     watched = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*script("other_loops.py", loop))])

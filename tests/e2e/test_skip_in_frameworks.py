@@ -1,6 +1,7 @@
 """Policy skip in Trainer, Lightning and accelerate: bit-identical to a run in which no rank trained in that step, with the framework's own counters.
 
-And accelerate with accumulation, where a stop leaves out the micro-batches before and behind the bad one, too.
+And two stops that resume bit-identically: accelerate with accumulation, where the micro-batches before and behind the bad one are left out, too, and Lightning
+in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -73,3 +74,19 @@ def test_accelerate_stops_before_a_whole_step_of_four_micro_batches_and_resumes_
     reference = launch(tmp_path / "reference", torchrun(*train, "--never", "1"))
     assert (resumed.code, reference.code) == (0, 0), resumed.err
     assert digests(resumed) == digests(reference)
+
+
+@pytest.mark.parametrize("bad", [BAD, LATER])
+def test_lightning_goes_on_in_the_middle_of_an_epoch_as_if_the_bad_sample_had_never_been(bad: int, tmp_path: Path) -> None:
+    for name in ("stopped", "resumed", "reference"):
+        (tmp_path / name).mkdir()
+    stopped = launch(tmp_path / "stopped", [*watchdog("--job", "job"), *torchrun(*script("train_lightning.py", "--bad", bad))])
+    assert stopped.code == 65, stopped.err
+    (incident,) = stopped.incidents
+    checkpoint = tmp_path / "stopped" / incident["action"]["checkpoint"]["path"] / "lightning.ckpt"
+    again = script("train_lightning.py", "--bad", bad, "--ckpt", checkpoint)
+    resumed = launch(tmp_path / "resumed", [*watchdog("--job", "job"), *torchrun(*again)])
+    reference = launch(tmp_path / "reference", torchrun(*script("train_lightning.py", "--instead", bad)))
+    assert (resumed.code, reference.code) == (0, 0), resumed.err
+    assert resumed.incidents == []
+    assert sorted([*stopped.lines("after step"), *resumed.lines("after step")]) == reference.lines("after step")

@@ -31,6 +31,7 @@ class _Mark:
 
     checked: Any
     leaves: Mapping[str, Any]
+    dataset: str
 
 
 _marks: deque[_Mark] = deque(maxlen=MAX_MARKS)
@@ -58,7 +59,7 @@ def _marked(batch: Any, source: Source) -> tuple[Any] | None:
         return None
     if checked.violation is not None and here.config.policy != "observe":
         batch = here.guard.repaired(batch, checked) or batch
-    _marks.append(_Mark(checked, leaves_of(batch)))
+    _marks.append(_Mark(checked, leaves_of(batch), source.dataset or "?"))
     _watch_forwards()
     return (batch,)
 
@@ -123,4 +124,5 @@ def _forget_up_to(mark: _Mark) -> None:
 def _hand_over(here: Rank, mark: _Mark, used: Mapping[str, Any]) -> None:
     import torch
 
+    here.dataset = mark.dataset
     here.handed({**mark.leaves, **used}, mark.checked, loader_ns=0, evaluation=not torch.is_grad_enabled())

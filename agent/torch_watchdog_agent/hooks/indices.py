@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
-from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.active import guarded, made_rank, rank
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = ["Indices", "Source", "hear_workers", "leave_out", "patch", "source_of"]
 
 _ASKED = "_torch_watchdog_asked"  # indices that were handed to the data set, oldest first
 _WORKER = "_torch_watchdog_worker"
+_DATASET = "_torch_watchdog_dataset"
 
 _is_left_out: Callable[[Any], bool] | None = None  # says of a batch's indices that nobody needs them
 
@@ -29,10 +30,11 @@ def leave_out(judge: Callable[[Any], bool]) -> None:
 
 
 class Source(NamedTuple):
-    """Both None where unknown."""
+    """Each None where unknown. `dataset`: its name in a quarantine file."""
 
     indices: Indices | None = None
     worker: int | None = None
+    dataset: str | None = None
 
 
 class Indices(Sequence[int | None]):
@@ -77,12 +79,19 @@ def source_of(iterator: Any) -> Source:
     notes = iterator.__dict__
     asked = notes.get(_ASKED)
     index = asked.popleft() if asked else None
-    worker = notes.get(_WORKER)
+    worker, dataset = notes.get(_WORKER), notes.get(_DATASET) or _named(iterator)
     if index is None or not notes.get("_in_order", True):
-        return Source(None, worker)
+        return Source(None, worker, dataset)
     if not isinstance(index, (list, tuple)):
-        return Source(Indices((index,)), worker)
-    return Source(None if index and index[0] is None else Indices(index), worker)
+        return Source(Indices((index,)), worker, dataset)
+    return Source(None if index and index[0] is None else Indices(index), worker, dataset)
+
+
+@guarded("quarantine")
+def _named(iterator: Any) -> str:
+    """Asked for once an iterator: the data set's length may be work."""
+    name = iterator.__dict__[_DATASET] = dataset_name(iterator._dataset)
+    return name
 
 
 def _noting(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -103,10 +112,10 @@ def _noting(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @guarded("quarantine")
 def _left_out(iterator: Any, index: list[Any]) -> Any:
     """The batch without its quarantined samples; None where nothing is to be left out."""
-    here = rank()
+    here = made_rank() or rank()
     if here is None or not here.quarantine.holds_any:
         return None
-    return here.quarantine.replaced(dataset_name(iterator._dataset), index)
+    return here.quarantine.replaced(iterator.__dict__.get(_DATASET) or dataset_name(iterator._dataset), index)
 
 
 def _resetting(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,4 +54,6 @@ HOOKS = {
     "torchdata.stateful_dataloader.stateful_dataloader": "stateful",
     "lightning.pytorch.loops.fetchers": "lightning",
     "pytorch_lightning.loops.fetchers": "lightning",
+    "lightning.pytorch.loops.fit_loop": "lightning_resume",
+    "pytorch_lightning.loops.fit_loop": "lightning_resume",
 }

@@ -6,11 +6,12 @@ import functools
 from types import ModuleType
 from typing import Any
 
+from torch_watchdog_agent.hooks import lightning_resume
 from torch_watchdog_agent.hooks.passes import Pass, ask, asking, begin
 
 __all__ = ["patch"]
 
-_MARK = "_torch_watchdog_pass"
+_MARK, _BEHIND = "_torch_watchdog_pass", "_torch_watchdog_resuming"
 BATCH = 0  # of (batch, its number, the number of its loader)
 
 
@@ -20,14 +21,18 @@ def patch(module: ModuleType) -> None:
 
     @functools.wraps(iterate)
     def begin_pass(self: Any) -> Any:
+        resuming = lightning_resume.take(self)
         one = begin(self)
         with asking(one):
             result = iterate(self)
-        self.__dict__[_MARK] = one
+        self.__dict__.update({_MARK: one, _BEHIND: resuming})
         return result
 
     @functools.wraps(following)
     def next_batch(self: Any) -> Any:
+        resuming = self.__dict__.pop(_BEHIND, None)
+        if resuming is not None:
+            lightning_resume.catch_up(resuming, self, self.__dict__[_MARK])
         return ask(self.__dict__.setdefault(_MARK, Pass()), lambda: following(self), part=BATCH)
 
     fetcher.__iter__, fetcher.__next__ = begin_pass, next_batch

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.hooks import elsewhere
-from torch_watchdog_agent.hooks.active import guarded, is_training_thread, rank
+from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out
 from torch_watchdog_agent.hooks.tracks import Track, follow, is_followed, is_known, track_of
 from torch_watchdog_agent.quarantine import dataset_name
@@ -88,12 +88,14 @@ def _begun(loader: Any) -> Track | None:
     from torch_watchdog_agent.checkpoint.rng import RngState
 
     here = rank()
+    watched = here or made_rank()
+    if watched is not None:
+        watched.quarantine.reload()
     if here is None and not is_known(loader):
         return None  # a worker, a thread, or no watched launch: nobody will ask where this loader stands
     track = track_of(loader)
     if here is not None:
         track.dataset = dataset_name(getattr(loader, "dataset", None))
-        here.quarantine.reload()
     track.epoch += 1
     track.batches = 0
     track.rng_at_iter = RngState.capture()
@@ -332,12 +334,12 @@ def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
     if here is None:
         return None
     one.track.batches += 1
-    here.dataset = one.track.dataset
     # Trainer fetches the first batch after an evaluation before it puts its model back into training mode.
     evaluation = not torch.is_grad_enabled() or (not is_followed(one.track) and here.evaluating())
     if not evaluation:
         follow(one.track)
     source, checked = _checked(here, one, batch)
+    here.dataset = source.dataset or one.track.dataset
     if here.scan is not None and not evaluation:
         here.scan.looked_at(batch, source, checked, here.guard)
     return (here.handed(batch, checked, loader_ns=loader_ns, evaluation=evaluation),)

@@ -1,0 +1,122 @@
+"""Lightning in the middle of an epoch: a run that resumes from a checkpoint of ours goes on at the batch that comes next, with the generators of that moment.
+
+Lightning itself begins the epoch's data anew, unless the loader keeps its own state. Like the Trainer it meets the vetoed batch again; the samples that were
+left out stay out of it. Owns where a fetcher has to be brought; how a batch is fetched is hooks/lightning.py's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.passes import Pass, asking, here_now
+from torch_watchdog_agent.hooks.tracks import track_of
+
+__all__ = ["Resuming", "catch_up", "patch", "take"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resuming:
+    """A training's loop and where its data goes on."""
+
+    loop: Any
+    position: LoaderPosition
+
+    @property
+    def batches(self) -> int:
+        """What Lightning counts as done in this epoch, once its loop has begun."""
+        return int(self.loop.epoch_loop.batch_progress.current.ready)
+
+
+_coming: Resuming | None = None  # for the fetcher that the training's loop makes just now
+
+
+def patch(module: ModuleType) -> None:
+    theirs = module._FitLoop.setup_data
+
+    @functools.wraps(theirs)
+    def setup_data(self: Any) -> Any:
+        global _coming
+        _coming = _resumes(self) if self._combined_loader is None else None
+        try:
+            return theirs(self)
+        finally:
+            _coming = None
+
+    module._FitLoop.setup_data = setup_data
+
+
+@guarded("Lightning's data position")
+def _resumes(loop: Any) -> Resuming | None:
+    from torch_watchdog_agent.checkpoint import by_lightning
+    from torch_watchdog_agent.checkpoint.manifest import MANIFEST, read_manifest
+    from torch_watchdog_agent.checkpoint.rank_file import RankFile
+
+    here, given = rank(), loop.trainer.ckpt_path
+    if here is None or given is None or not (Path(given).parent / MANIFEST).exists():
+        return None
+    folder = Path(given).parent
+    manifest = read_manifest(folder)
+    if manifest["format"] != by_lightning.FORMAT:
+        return None
+    here.resumed(folder, updates_applied=manifest["updates_applied"])
+    if loop._combined_loader_states_to_load:
+        return None  # the loader brings itself to its place
+    if manifest["world_size"] != loop.trainer.world_size or loop.trainer.global_rank not in manifest["ranks"]:
+        here.say(f"{folder} was written by {manifest['world_size']} ranks: the epoch's data begins anew")
+        return None
+    return Resuming(loop=loop, position=RankFile.read(folder, loop.trainer.global_rank).position)
+
+
+def take(fetcher: Any) -> Resuming | None:
+    """What `fetcher` has to go on from, where its iterator is about to be made: then its pass begins with the random state that the epoch began with."""
+    if _coming is not None:
+        _prepare(_coming, fetcher)
+    return _coming
+
+
+@guarded("Lightning's data position")
+def _prepare(coming: Resuming, fetcher: Any) -> None:
+    track = track_of(fetcher)
+    track.resume, track.epoch = coming.position, coming.position.epoch - 1
+    for loader in coming.loop._combined_loader.flattened:  # Lightning says so after workers have begun to fetch
+        for sampler in (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(coming.loop.epoch_progress.current.processed)
+
+
+def catch_up(coming: Resuming, fetcher: Any, one: Pass) -> None:
+    """Drops the batches that were done, unseen, and brings back the random state of the boundary. What is fetched ahead stays as far ahead."""
+    batches = coming.batches
+    one.track.resume = None
+    ahead: deque[Any] = deque(fetcher.batches, maxlen=len(fetcher.batches))
+    here_now.skipping = True
+    try:
+        with asking(one), suppress(StopIteration):  # the data set is shorter than it was
+            for _ in range(batches):
+                ahead.append(next(fetcher.iterator))
+                if len(one.fetched) > len(fetcher.batches):
+                    one.fetched.popleft()
+    finally:
+        here_now.skipping = False
+    fetcher.batches = list(ahead)
+    one.track.batches = batches
+    _settle(coming, batches)
+
+
+@guarded("Lightning's data position")
+def _settle(coming: Resuming, batches: int) -> None:
+    here = rank()
+    if batches not in (coming.position.batches, coming.position.batches - 1):
+        return  # between two epochs: nothing of this one's has been used
+    coming.position.rng.restore()
+    if here is not None and batches and here.identity.rank == 0:
+        here.say(f"the data goes on behind batch {batches} of the epoch, whatever Lightning says of its loader")
