@@ -36,10 +36,12 @@ def is_strong(token: str) -> bool:
     return len(token) >= MIN_TOKEN_CHARACTERS
 
 
-def new_channel(grpc_kind: Any, address: str, token: str, options: Sequence[tuple[str, Any]]) -> Any:
-    """A channel of `grpc_kind` (grpc or grpc.aio) to the daemon at `address`."""
+def new_channel(grpc_kind: Any, address: str, token: str, options: Sequence[tuple[str, Any]], authority: bytes | None = None) -> Any:
+    """A channel of `grpc_kind` (grpc or grpc.aio) to the daemon at `address`. `authority`: the PEM of who signed its certificate, where it has one."""
     if not leaves_the_machine(address):
         return grpc_kind.insecure_channel(address, options=options)
+    if authority is not None:
+        return grpc_kind.secure_channel(address, grpc.ssl_channel_credentials(authority), options=options)
     authority, key, certificate = _identity(token)
     credentials = grpc.ssl_channel_credentials(authority, key, certificate)
     return grpc_kind.secure_channel(address, credentials, options=[*options, ("grpc.ssl_target_name_override", _NAME)])

@@ -15,6 +15,7 @@ __all__ = [
     "DaemonStartError",
     "DaemonUnreachableError",
     "JobElsewhereError",
+    "JobForbiddenError",
     "JobNameTakenError",
     "MissingExtraError",
     "NoTokenError",
@@ -141,6 +142,14 @@ class TooManyJobsError(WatchdogError):
             "and the training goes on unwatched meanwhile"
         )
         self.job, self.limit = job, limit
+
+
+class JobForbiddenError(WatchdogError):
+    """A token that is for other jobs."""
+
+    def __init__(self, job: str, token: str) -> None:
+        super().__init__(f"the token {token!r} is not for job {job[:120]!r}: use one whose jobs include it (`watchdog token list`)")
+        self.job, self.token = job, token
 
 
 class StoreError(WatchdogError):

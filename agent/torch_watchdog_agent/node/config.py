@@ -21,6 +21,8 @@ class NodeConfig:
 
     `token` is asked before each connection, because a daemon that was started again has another; None: there is none that may be trusted.
 
+    `authority`: the PEM of who signed the certificate of a daemon on another machine; None: both make theirs from the token.
+
     `runtime_dir` (0700, on a local disk) gets `control.sock`; `ring_dir` is where ranks put their `A-R-PID.ring` files.
     """
 
@@ -38,6 +40,7 @@ class NodeConfig:
     node_rank: int = 0
     rendezvous: str = ""
     token: Callable[[], str | None] = str
+    authority: bytes | None = None
     poll_interval_s: float = 0.2
     gpu_interval_s: float = 1.0
     max_unacked_bytes: int = 32 << 20

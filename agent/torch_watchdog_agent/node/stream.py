@@ -43,6 +43,7 @@ _FOR_GOOD = frozenset(
         grpc.StatusCode.ALREADY_EXISTS,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.UNIMPLEMENTED,
     }
@@ -134,7 +135,7 @@ class DaemonLink:
         token = self._config.token()
         if token is None:
             raise _LinkLostError("nothing says that it is this user's: there is no token for it")
-        channel = new_channel(grpc.aio, self._config.daemon, token, _OPTIONS)
+        channel = new_channel(grpc.aio, self._config.daemon, token, _OPTIONS, self._config.authority)
         try:
             metadata = ((TOKEN_KEY, token),) if token else ()
             telemetry = telemetry_pb2_grpc.TelemetryStub(channel).Report(metadata=metadata)

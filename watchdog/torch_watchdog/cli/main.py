@@ -39,6 +39,8 @@ COMMANDS = (
     "serve",
     "ack",
     "alert",
+    "token",
+    "certs",
     "store",
     "doctor",
     "demo",

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,9 @@ from torch_watchdog.daemon.settings import ServeSettings, load_settings
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.say import say
 from torch_watchdog_proto.loops import quiet_grpc
+
+if TYPE_CHECKING:
+    from torch_watchdog.daemon.config import Certificate
 
 __all__ = ["command"]
 
@@ -41,6 +45,23 @@ DEFAULT_PORT = 9470
     metavar="FILE",
     help="Receivers, routes, escalation, silences, retention, quotas (deploy/serve.toml shows all).",
 )
+@click.option(
+    "--tokens",
+    type=click.Path(path_type=Path),
+    envvar="TORCH_WATCHDOG_TOKENS",
+    metavar="FILE",
+    help="More tokens, with roles and jobs: `watchdog token add`.",
+)
+@click.option(
+    "--cert",
+    type=click.Path(path_type=Path),
+    envvar="TORCH_WATCHDOG_CERT",
+    metavar="FILE",
+    help="Certificate of ports off this machine, the page's too.",
+)
+@click.option(
+    "--key", type=click.Path(path_type=Path), envvar="TORCH_WATCHDOG_KEY", metavar="FILE", help="Its key: `watchdog certs HOST` makes both."
+)
 @click.option("--check", is_flag=True, help="Only say whether --settings holds what it must.")
 @click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs).")
 @click.option(
@@ -50,9 +71,7 @@ DEFAULT_PORT = 9470
     help="A database that several daemons share, so that one goes on where another died: postgresql://USER@HOST/DATABASE.",
 )
 @click.pass_context
-def command(
-    context: click.Context, /, port: int, host: str, store: str | None, settings_file: Path | None, check: bool, **_: object
-) -> None:
+def command(context: click.Context, /, port: int, host: str, settings_file: Path | None, check: bool, **given: Any) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
     config, file = settings(context), load_settings(settings_file) if settings_file is not None else ServeSettings()
     if check:
@@ -80,7 +99,10 @@ def command(
         token=token,
         web=config.web,
         alerts=file.alerts or AlertsConfig.to_all(config.alerts, restores_all=True),
-        store_url=_store_url(store) or file.store_url,
+        tokens_file=given["tokens"],
+        audit_file=config.directory / "audit.jsonl",
+        certificate=_certificate(given["cert"], given["key"]),
+        store_url=_store_url(given["store"]) or file.store_url,
         retention_s=file.retention_s,
         heartbeat_url=file.heartbeat_url,
         heartbeat_s=file.heartbeat_s,
@@ -101,6 +123,14 @@ def _told(file: ServeSettings) -> str:
     routes = f"{len(alerts.receivers)} receivers, {len(alerts.routes)} routes" if alerts is not None else "no receivers"
     kept = "for ever" if file.retention_s is None else f"{file.retention_s / 86_400:g} days"
     return f"good: {routes}, {len(file.silences)} silences, records are kept {kept}, heartbeat {'on' if file.heartbeat_url else 'off'}"
+
+
+def _certificate(cert: Path | None, key: Path | None) -> Certificate | None:
+    from torch_watchdog.daemon.config import Certificate
+
+    if (cert is None) != (key is None):
+        raise ConfigError("--cert", "--cert and --key belong together")
+    return None if cert is None or key is None else Certificate(certificate_file=cert, key_file=key)
 
 
 def _store_url(url: str | None) -> str | None:

@@ -12,7 +12,8 @@ import grpc
 
 from torch_watchdog.alerts.desk import silence_to_json
 from torch_watchdog.alerts.routes import Match
-from torch_watchdog.daemon.services import Calls, checked
+from torch_watchdog.daemon.calls import Calls, checked
+from torch_watchdog.daemon.grants import OWNER
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import OrderAnswer
 from torch_watchdog_proto.v1 import alerts_pb2, alerts_pb2_grpc
@@ -31,27 +32,38 @@ class AlertsService(alerts_pb2_grpc.AlertsServicer):  # type: ignore[misc]
     def __init__(self, alerting: Alerting | None, calls: Calls) -> None:
         self._alerting, self.calls = alerting, calls
 
-    @checked
+    @checked("look")
     async def ListAlerts(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's names
         alerting = await self._there(context)
+        grant = self.calls.grant(context)
+        alerts = [alert for alert in alerting.listed() if grant is not None and grant.fits(alert["job"])]
         silences = [json.dumps(silence_to_json(silence)) for silence in alerting.desk.silences]
-        return alerts_pb2.ListAlertsAnswer(alerts_json=[json.dumps(alert) for alert in alerting.listed()], silences_json=silences)
+        return alerts_pb2.ListAlertsAnswer(alerts_json=[json.dumps(alert) for alert in alerts], silences_json=silences)
 
-    @checked
+    @checked("order")
     async def Acknowledge(self, request: Any, context: Any) -> Any:  # noqa: N802
         alerting = await self._there(context)
+        self.calls.check_job(context, request.incident.partition("/")[0] if "/" in request.incident else "*")
         taken = alerting.acknowledge(request.incident, request.by[:200])
         text = f"{request.incident} is yours" if taken else f"no open alert is called {request.incident[:120]!r}: see `watchdog alert list`"
+        self._note(context, "acknowledgement", request.incident, request.by, accepted=taken)
         return codec.plain_message(OrderAnswer(accepted=taken, text=text))
 
-    @checked
+    @checked("order")
     async def Silence(self, request: Any, context: Any) -> Any:  # noqa: N802
         alerting = await self._there(context)
         if not 0 < request.seconds <= _LONGEST_SILENCE_S:
             raise codec.MalformedMessageError(f"a silence lasts more than 0 and at most {_LONGEST_SILENCE_S:.0f} s")
+        for job in request.jobs or ("*",):
+            self.calls.check_job(context, job)
         match = Match(jobs=tuple(request.jobs), kinds=tuple(request.kinds), severities=tuple(request.severities))
         alerting.silence(match, request.seconds, request.by[:200], request.comment[:500])
+        self._note(context, "silence", f"{request.seconds:.0f} s", request.by, accepted=True, reason=request.comment)
         return codec.plain_message(OrderAnswer(accepted=True, text=f"nothing of that is told for {request.seconds:.0f} s"))
+
+    def _note(self, context: Any, what: str, target: str, says: str, *, accepted: bool, reason: str = "") -> None:
+        who = (self.calls.grant(context) or OWNER).name
+        self.calls.audit.note(what, target, who=who, says=says, accepted=accepted, reason=reason)
 
     async def _there(self, context: Any) -> Alerting:
         if self._alerting is None:

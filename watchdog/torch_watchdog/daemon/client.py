@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 
 import grpc
 
-from torch_watchdog.daemon.token import token_for
+from torch_watchdog.daemon.token import named_authority, token_for
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, JoinAnswer, JoinRequest, OrderAnswer, OrderKind
@@ -30,11 +30,11 @@ _UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_
 class DaemonClient:
     """`address` is `unix:PATH` or `HOST:PORT`. Every method raises DaemonUnreachableError, UnknownJobError or DaemonRefusedError (all WatchdogError)."""
 
-    def __init__(self, address: str, *, token: str = "", timeout_s: float = 5.0) -> None:
+    def __init__(self, address: str, *, token: str = "", timeout_s: float = 5.0, authority: bytes | None = None) -> None:
         self._address, self._timeout_s = address, timeout_s
         self._metadata = ((TOKEN_KEY, token),) if token else ()
         options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
-        self._channel = new_channel(grpc, address, token, options)
+        self._channel = new_channel(grpc, address, token, options, authority)
         self._stub = query_pb2_grpc.QueryStub(self._channel)
         self._alerts = alerts_pb2_grpc.AlertsStub(self._channel)
 
@@ -123,4 +123,4 @@ def client_of(address: str, environment: Mapping[str, str], *, timeout_s: float 
     token = token_for(address, environment)
     if token is None:
         raise NoTokenError(address)
-    return DaemonClient(address, token=token, timeout_s=timeout_s)
+    return DaemonClient(address, token=token, timeout_s=timeout_s, authority=named_authority(environment))

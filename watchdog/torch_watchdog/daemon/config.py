@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch_watchdog.alerts.routes import Match, Route, Silence
 
-__all__ = ["AlertsConfig", "DaemonConfig"]
+__all__ = ["AlertsConfig", "Certificate", "DaemonConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,20 @@ class AlertsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Of a daemon that is reached from other machines: PEM files."""
+
+    certificate_file: Path
+    key_file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
     """Job J's files are `runs_dir/J`. `listen` holds `unix:PATH` (in a folder that only this user can enter) and `HOST:PORT` (0: any free port).
 
     `index_file` None: no SQLite index. `token` is asked of every caller where it is not empty; a port needs one.
+    `tokens_file`: more tokens than `token`, with roles and jobs (grants.py). `certificate`: what ports that leave the machine show, in place of
+    one made from `token`; the page's, too. `audit_file` gets a line for each order.
     `web`: HOST:PORT of the page, the JSON API and the metrics; None: not served. `web_token`: what it asks for in place of `token`.
     `web_optional`: where it cannot be served, that is said and the daemon works without it.
     `store_url`: the database that several daemons share; it may hold a password. `retention_s`: what nobody has written to for so long is removed.
@@ -58,6 +68,9 @@ class DaemonConfig:
     listen: tuple[str, ...]
     index_file: Path | None = None
     token: str = field(default="", repr=False)
+    tokens_file: Path | None = None
+    audit_file: Path | None = None
+    certificate: Certificate | None = None
     web: str | None = None
     web_token: str = field(default="", repr=False)
     web_optional: bool = False

@@ -12,13 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.daemon.alerts_service import AlertsService
+from torch_watchdog.daemon.audit import Audit
+from torch_watchdog.daemon.calls import Calls
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
+from torch_watchdog.daemon.grants import Grants
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.keeping import keeping
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
-from torch_watchdog.daemon.services import Calls, ControlService, TelemetryService
+from torch_watchdog.daemon.services import ControlService, TelemetryService
 from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import DaemonStartError
 from torch_watchdog.store.background import BackgroundWriter
@@ -40,18 +43,24 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     """Serves until cancelled. `listening` gets the addresses once they answer. Raises DaemonStartError where it cannot listen."""
     wake = asyncio.Event()
     clock = steady_clock()
-    counters = Counters(started_s=clock())
+    counters, grants = Counters(started_s=clock()), Grants(config.token, config.tokens_file, now=time.time)
     with _store(config, say) as (writer, index, store):
         async with _alerting(config, writer, store, clock, say) as alerting:
             ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=alerting, store=store)
-            view = FleetView(ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting)
+            audit = Audit(config.audit_file, writer=writer, now=clock, say=say)
+            calls = Calls(grants=grants, counters=counters, audit=audit, say=say if config.audit_file is not None else _quiet)
+            view = FleetView(ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting, audit=audit)
             async with (
-                _serving(config, view, index) as addresses,
-                _web(config, view, say) as pages,
+                _serving(config, view, index, calls) as addresses,
+                _web(config, view, grants, say) as pages,
                 keeping(config, ingest, alerting, store, problem=view.ready, say=say),
             ):
                 listening((*addresses, *pages))
                 await _keep_time(ingest, wake, clock, alerting)
+
+
+def _quiet(_: str) -> None:
+    """The terminal of a launch is its user's: who was refused is told by a daemon that keeps an audit log."""
 
 
 def steady_clock() -> Callable[[], float]:
@@ -113,14 +122,14 @@ def _open_index(config: DaemonConfig) -> BlockIndex | None:
 
 
 @contextlib.asynccontextmanager
-async def _serving(config: DaemonConfig, view: FleetView, index: BlockIndex | None) -> AsyncIterator[tuple[str, ...]]:
+async def _serving(config: DaemonConfig, view: FleetView, index: BlockIndex | None, calls: Calls) -> AsyncIterator[tuple[str, ...]]:
     server = new_server(config.max_message_bytes)
-    ingest, calls = view.ingest, Calls(token=config.token, counters=view.counters)
+    ingest = view.ingest
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, calls), server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, calls), server)
     query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, calls, index=index), server)
     alerts_pb2_grpc.add_AlertsServicer_to_server(AlertsService(view.alerting, calls), server)
-    addresses = tuple(bind(server, address, token=config.token) for address in config.listen)
+    addresses = tuple(bind(server, address, token=config.token, certificate=config.certificate) for address in config.listen)
     await server.start()
     try:
         yield addresses
@@ -132,7 +141,7 @@ async def _serving(config: DaemonConfig, view: FleetView, index: BlockIndex | No
 
 
 @contextlib.asynccontextmanager
-async def _web(config: DaemonConfig, view: FleetView, say: Callable[[str], None]) -> AsyncIterator[tuple[str, ...]]:
+async def _web(config: DaemonConfig, view: FleetView, grants: Grants, say: Callable[[str], None]) -> AsyncIterator[tuple[str, ...]]:
     """The page's URL; nothing where none is asked for."""
     if config.web is None:
         yield ()
@@ -141,11 +150,16 @@ async def _web(config: DaemonConfig, view: FleetView, say: Callable[[str], None]
     from torch_watchdog.web.app import make_app
     from torch_watchdog.web.server import serving_web
 
-    app = make_app(view, Access.by_one_token(config.web_token or config.token, clock=view.clock), tls=False)
+    access = Access.by_grants(Grants(config.web_token, now=time.time) if config.web_token else grants, clock=view.clock)
+    app = make_app(view, access, tls=config.certificate is not None)
     async with contextlib.AsyncExitStack() as stack:
         urls: tuple[str, ...] = ()
         try:
-            urls = (await stack.enter_async_context(serving_web(app, config.web, request_s=config.web_request_s)),)
+            urls = (
+                await stack.enter_async_context(
+                    serving_web(app, config.web, request_s=config.web_request_s, certificate=config.certificate)
+                ),
+            )
         except DaemonStartError as error:
             if not config.web_optional:
                 raise

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
+from torch_watchdog.daemon.calls import Calls, checked
+from torch_watchdog.daemon.grants import OWNER
 from torch_watchdog.daemon.ingest import Ingest
-from torch_watchdog.daemon.services import Calls, checked
 from torch_watchdog.job.events import OrderRequested, Refused
 from torch_watchdog.store.read import read_blocks
 from torch_watchdog.store.run_directory import RunDirectory
@@ -40,26 +41,30 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
         self._ingest, self.calls, self._index = ingest, calls, index
         self._reading = asyncio.Lock()
 
-    @checked
+    @checked("look")
     async def ListJobs(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's names
         answer = query_pb2.ListJobsAnswer()
-        for live in reversed(self._ingest.jobs):
+        grant = self.calls.grant(context)
+        for live in reversed([live for live in self._ingest.jobs if grant is not None and grant.fits(live.job.name)]):
             status = codec.plain_message(live.job.status())
             status.ClearField("ranks")
             answer.jobs.append(status)
         return answer
 
-    @checked
-    async def GetJob(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+    @checked("look")
+    async def GetJob(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.check_job(context, request.job)
         return codec.plain_message(self._ingest.live(request.job).job.status())
 
-    @checked
-    async def ListIncidents(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+    @checked("look")
+    async def ListIncidents(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.check_job(context, request.job)
         incidents = self._ingest.live(request.job).job.incidents
         return query_pb2.ListIncidentsAnswer(incidents_json=[json.dumps(incident, allow_nan=False) for incident in incidents])
 
-    @checked
+    @checked("look")
     async def GetSteps(self, request: Any, context: Any) -> None:  # noqa: N802
+        self.calls.check_job(context, request.job)
         run_dir = self._ingest.live(request.job).run_dir
         wanted = {name: getattr(request, name) for name in ("rank", "first_step", "last_step") if request.HasField(name)}
         async with self._reading:
@@ -83,18 +88,22 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
                 return
         yield from read_blocks(run_dir, **wanted)
 
-    @checked
-    async def RequestOrder(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+    @checked("order")
+    async def RequestOrder(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.check_job(context, request.job)
         if request.kind not in ORDER_KINDS:
             raise codec.MalformedMessageError(f"{request.kind[:40]!r} is no order: use one of {', '.join(ORDER_KINDS)}")
         live = self._ingest.live(request.job)
         wanted = OrderRequested(kind=cast("OrderKind", request.kind), by=request.by[:200], reason=request.reason[:1000])
         refusal = next((effect for effect in live.handle(wanted) if isinstance(effect, Refused)), None)
         answer = OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
+        who = (self.calls.grant(context) or OWNER).name
+        self.calls.audit.note(request.kind, request.job, who=who, says=request.by, accepted=answer.accepted, reason=request.reason)
         return codec.plain_message(answer)
 
-    @checked
+    @checked("look")
     async def GetContract(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.check_job(context, request.job)
         path = RunDirectory(self._ingest.live(request.job).run_dir).contract_file(request.rank)
         text = await asyncio.to_thread(_read_bounded, path)
         if text is None:

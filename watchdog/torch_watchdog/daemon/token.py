@@ -17,9 +17,10 @@ from torch_watchdog.errors import ConfigError, DaemonStartError
 from torch_watchdog.launch.places import find_in_runtime_dir, open_runtime_dir
 from torch_watchdog_proto.address import is_loopback, split
 
-__all__ = ["TOKEN_FILE", "kept_token", "named_token", "new_token", "token_for"]
+__all__ = ["CA_FILE", "TOKEN_FILE", "kept_token", "named_authority", "named_token", "new_token", "token_for"]
 
 TOKEN_FILE = "TORCH_WATCHDOG_TOKEN_FILE"  # noqa: S105 - the variable's name
+CA_FILE = "TORCH_WATCHDOG_CA_FILE"
 _NAME = "token"
 
 
@@ -79,3 +80,19 @@ def named_token(environment: Mapping[str, str]) -> str:
     if not (token.isascii() and token.isprintable() and token):
         raise ConfigError(TOKEN_FILE, f"{path} must hold one line of plain characters, the daemon's token")
     return token
+
+
+def named_authority(environment: Mapping[str, str]) -> bytes | None:
+    """The PEM that TORCH_WATCHDOG_CA_FILE names: who signed the certificate of a daemon on another machine. Raises ConfigError."""
+    path = environment.get(CA_FILE)
+    if not path:
+        return None
+    try:
+        found = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            CA_FILE, f"{path} cannot be read ({error.strerror}): it must be the ca.crt of `watchdog certs`, or the site's own"
+        ) from error
+    if b"-----BEGIN CERTIFICATE-----" not in found:
+        raise ConfigError(CA_FILE, f"{path} holds no certificate: it must be the ca.crt of `watchdog certs`, or the site's own, as PEM")
+    return found

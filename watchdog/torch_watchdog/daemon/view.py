@@ -22,6 +22,7 @@ from torch_watchdog_proto.messages import StepBlock
 
 if TYPE_CHECKING:
     from torch_watchdog.daemon.alerting import Alerting
+    from torch_watchdog.daemon.audit import Audit
 
 __all__ = ["FleetView"]
 
@@ -35,6 +36,7 @@ class FleetView:
     counters: Counters
     ready: Callable[[], str | None]
     alerting: Alerting | None = None
+    audit: Audit | None = None
 
     def live_jobs(self) -> Sequence[LiveJob]:
         return self.ingest.jobs
@@ -69,8 +71,15 @@ class FleetView:
         run_dir = self.run_dir(name)
         return await asyncio.to_thread(read_newest_blocks, run_dir, rank)
 
-    def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str) -> OrderAnswer:
-        """Asks the job for a clean stop or a checkpoint."""
+    def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str, who: str) -> OrderAnswer:
+        """Asks the job for a clean stop or a checkpoint. `who` is proven by a token, `by` is what the caller says."""
         wanted = OrderRequested(kind=kind, by=by[:200], reason=reason[:1000])
         refusal = next((effect for effect in self.ingest.live(name).handle(wanted) if isinstance(effect, Refused)), None)
-        return OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
+        answer = OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
+        self.note(kind, name, who=who, says=by, accepted=answer.accepted, reason=reason)
+        return answer
+
+    def note(self, what: str, target: str, *, who: str, says: str, accepted: bool, reason: str = "") -> None:
+        """Into the audit log, where one is kept."""
+        if self.audit is not None:
+            self.audit.note(what, target, who=who, says=says, accepted=accepted, reason=reason)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_watchdog.daemon.client import DaemonClient
-from torch_watchdog.daemon.token import TOKEN_FILE, named_token
+from torch_watchdog.daemon.token import TOKEN_FILE, named_authority, named_token
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog.launch.rendezvous import Rendezvous, accelerate_file
 from torch_watchdog.store.run_directory import write_json
@@ -114,7 +114,7 @@ class Meeting:
         address, token = found
         question = JoinRequest(rendezvous=self.rendezvous.key, host=socket.gethostname(), version=__version__)
         try:
-            with DaemonClient(address, token=token, timeout_s=ANSWER_S) as client:
+            with DaemonClient(address, token=token, timeout_s=ANSWER_S, authority=self._authority) as client:
                 return client.join(question), address, token
         except UnknownJobError:
             return f"the daemon at {address} knows of no launch at {self.rendezvous.host}:{self.rendezvous.port}"
@@ -122,6 +122,11 @@ class Meeting:
             return f"no daemon answers at {address} with the token of this node"
         except DaemonRefusedError as error:
             return str(error)
+
+    @property
+    def _authority(self) -> bytes | None:
+        """Only of a central daemon: a node that hosts makes its certificate from the token."""
+        return None if self.daemon == "auto" else named_authority(self.environment)
 
     def _found(self) -> tuple[str, str] | str:
         if self.daemon != "auto":

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
-from torch_watchdog.daemon.token import token_for
+from torch_watchdog.daemon.token import named_authority, token_for
 from torch_watchdog.errors import ConfigError, DaemonStartError, RunDirectoryError
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.nodes import Meeting, accelerate_settings, is_host
@@ -45,6 +45,7 @@ class Seat:
     node: str
     daemon: str
     token: Callable[[], str | None]
+    authority: bytes | None = None
     network: str | None = None
     rendezvous: Rendezvous | None = None
     joined: JoinAnswer | None = None
@@ -82,9 +83,11 @@ def _only_observed(config: LaunchConfig, why: str) -> LaunchConfig:
 
 def _alone(stack: contextlib.ExitStack, config: LaunchConfig, command: Sequence[str], session: str, runtime_dir: Path) -> Seat:
     daemon = _embedded(stack, config, runtime_dir)[0] if config.daemon == "auto" else config.daemon
-    token = _token_source(daemon)
+    token, authority = _token_source(daemon), None if config.daemon == "auto" else named_authority(os.environ)
     directory = _own_directory(stack, config, command)
-    return Seat(config=config, directory=directory, session=session, node=socket.gethostname(), daemon=daemon, token=token)
+    return Seat(
+        config=config, directory=directory, session=session, node=socket.gethostname(), daemon=daemon, token=token, authority=authority
+    )
 
 
 def _host(
@@ -115,7 +118,7 @@ def _joined(config: LaunchConfig, rendezvous: Rendezvous, answer: JoinAnswer, da
         shutil.copyfile(config.quarantine, directory.quarantine_file)
     return Seat(
         config=replace(config, policy=answer.policy), directory=directory, session=answer.session, node=answer.node, daemon=daemon,
-        token=lambda: token, rendezvous=rendezvous, joined=answer,
+        token=lambda: token, rendezvous=rendezvous, joined=answer, authority=None if config.daemon == "auto" else named_authority(os.environ),
     )  # fmt: skip
 
 

@@ -153,6 +153,7 @@ def _node_config(seat: Seat, command: Sequence[str], runtime_dir: Path, ring_dir
         node_rank=(meets.node_rank or 0) if meets else 0,
         rendezvous=meets.key if meets else "",
         token=seat.token,
+        authority=seat.authority,
     )
 
 

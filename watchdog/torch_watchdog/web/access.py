@@ -7,10 +7,13 @@ time how much of it was right, and never logged. Knows nothing of HTTP.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 from collections.abc import Callable
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_watchdog.daemon.grants import Grants
 
 __all__ = ["Access", "Role"]
 
@@ -28,19 +31,32 @@ class Role(IntEnum):
 class Access:
     """`role_of_token` says what the bearer of a token may do; None where it is none of ours."""
 
-    def __init__(self, role_of_token: Callable[[str], Role | None], *, clock: Callable[[], float]) -> None:
-        self.role_of_token = role_of_token
+    def __init__(
+        self,
+        role_of_token: Callable[[str], Role | None],
+        *,
+        clock: Callable[[], float],
+        name_of_token: Callable[[str], str] = lambda _: "owner",
+    ) -> None:
+        self.role_of_token, self.name_of_token = role_of_token, name_of_token
         self._clock = clock
-        self._sessions: dict[str, tuple[Role, float]] = {}  # by digest, so that a look-up tells nothing of its key
+        self._sessions: dict[str, tuple[Role, str, float]] = {}  # by digest, so that a look-up tells nothing of its key
 
     @classmethod
-    def by_one_token(cls, token: str, *, clock: Callable[[], float]) -> Access:
-        """Who has the daemon's token may do everything."""
+    def by_grants(cls, grants: Grants, *, clock: Callable[[], float]) -> Access:
+        """The pages show all jobs, so a token that is for some of them is not let in here."""
 
-        def role_of(given: str) -> Role | None:
-            return Role.OPERATOR if token and hmac.compare_digest(given.encode(), token.encode()) else None
+        def role_of(token: str) -> Role | None:
+            grant = grants.of(token)
+            if grant is None or not grant.is_for_all_jobs or "look" not in grant.powers:
+                return None
+            return Role.OPERATOR if "order" in grant.powers else Role.VIEWER
 
-        return cls(role_of, clock=clock)
+        def name_of(token: str) -> str:
+            grant = grants.of(token)
+            return "" if grant is None else grant.name
+
+        return cls(role_of, clock=clock, name_of_token=name_of)
 
     def begin_session(self, token: str) -> str | None:
         """A new session's secret, for a cookie; None where the token is none of ours."""
@@ -50,12 +66,16 @@ class Access:
         while len(self._sessions) >= _MAX_SESSIONS:
             self._sessions.pop(next(iter(self._sessions)))
         secret = secrets.token_urlsafe(32)
-        self._sessions[_digest(secret)] = (role, self._clock() + _SESSION_S)
+        self._sessions[_digest(secret)] = (role, self.name_of_token(token), self._clock() + _SESSION_S)
         return secret
 
     def role_of_session(self, secret: str) -> Role | None:
-        role, until_s = self._sessions.get(_digest(secret), (None, 0.0))
+        role, _, until_s = self._sessions.get(_digest(secret), (None, "", 0.0))
         return role if self._clock() < until_s else None
+
+    def name_of_session(self, secret: str) -> str:
+        """Of the token that it was begun with."""
+        return self._sessions.get(_digest(secret), (None, "", 0.0))[1]
 
     def end_session(self, secret: str) -> None:
         self._sessions.pop(_digest(secret), None)

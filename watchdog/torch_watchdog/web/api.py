@@ -54,7 +54,9 @@ async def _order(request: Request) -> Response:
     if wanted.get("kind") not in ORDER_KINDS:
         return _problem(400, f"`kind` must be one of {', '.join(ORDER_KINDS)}")
     by, reason = str(wanted.get("by") or "a caller of the API"), str(wanted.get("reason") or "")
-    answer = _view(request).request_order(request.path_params["job"], cast("OrderKind", wanted["kind"]), by=by, reason=reason)
+    answer = _view(request).request_order(
+        request.path_params["job"], cast("OrderKind", wanted["kind"]), by=by, reason=reason, who=request.state.who
+    )
     return JSONResponse(dataclasses.asdict(answer), status_code=202 if answer.accepted else 409)
 
 
@@ -68,6 +70,7 @@ async def _acknowledge(request: Request) -> Response:
     wanted = await _object(request)
     alerting, name, by = _view(request).alerting, str(wanted.get("incident") or ""), str(wanted.get("by") or "a caller of the API")
     taken = alerting is not None and alerting.acknowledge(name, by[:200])
+    _view(request).note("acknowledgement", name, who=request.state.who, says=by, accepted=taken)
     text = f"{name} is yours" if taken else f"no open alert is called {name[:120]!r}"
     return JSONResponse({"accepted": taken, "text": text}, status_code=202 if taken else 409)
 

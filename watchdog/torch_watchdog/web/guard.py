@@ -50,7 +50,8 @@ class Guard:
             return
         send = self._with_headers(send)
         headers = Headers(scope=scope)
-        scope.setdefault("state", {})["role"] = role = self._role(headers)
+        state = scope.setdefault("state", {})
+        state["role"], state["who"] = role, _ = self._caller(headers)
         refusal = self._refusal(scope, headers, role)
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -83,12 +84,13 @@ class Guard:
         self._refused(f"http_{why}")
         return JSONResponse({"error": text}, status_code=status)
 
-    def _role(self, headers: Headers) -> Role | None:
+    def _caller(self, headers: Headers) -> tuple[Role | None, str]:
+        """What it may do, and the name of its token."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._access.role_of_token(token.strip())
+            return self._access.role_of_token(token.strip()), self._access.name_of_token(token.strip())
         secret = cookie_of(headers)
-        return self._access.role_of_session(secret) if secret else None
+        return (self._access.role_of_session(secret), self._access.name_of_session(secret)) if secret else (None, "")
 
     def _with_headers(self, send: Send) -> Send:
         async def with_headers(message: MutableMapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from torch_watchdog.daemon.config import Certificate
 from torch_watchdog.errors import DaemonStartError
 from torch_watchdog_proto.address import is_loopback, split
 
@@ -28,13 +29,13 @@ _STOP_S = 1
 
 
 @contextlib.asynccontextmanager
-async def serving_web(app: Any, address: str, *, request_s: float) -> AsyncIterator[str]:
+async def serving_web(app: Any, address: str, *, request_s: float, certificate: Certificate | None = None) -> AsyncIterator[str]:
     """Serves at HOST:PORT; gives the URL with its real port. A request must arrive whole within `request_s`. Raises DaemonStartError."""
-    listener = _listen(address)
-    server = uvicorn.Server(_config(app, request_s))
+    listener = _listen(address, is_safe=certificate is not None)
+    server = uvicorn.Server(_config(app, request_s, certificate))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield f"http://{address.rpartition(':')[0]}:{listener.getsockname()[1]}/"
+        yield f"{'http' if certificate is None else 'https'}://{address.rpartition(':')[0]}:{listener.getsockname()[1]}/"
     finally:
         server.should_exit = True
         await asyncio.wait((task,), timeout=_STOP_S + 2.0)
@@ -42,23 +43,28 @@ async def serving_web(app: Any, address: str, *, request_s: float) -> AsyncItera
         listener.close()
 
 
-def _config(app: Any, request_s: float) -> uvicorn.Config:
+def _config(app: Any, request_s: float, certificate: Certificate | None) -> uvicorn.Config:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # paths and addresses of callers are nobody's business on the terminal
     protocol = type("Impatient", (_ImpatientProtocol,), {"request_s": request_s})
     return uvicorn.Config(
         app, http=protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False, server_header=False,
         date_header=True, limit_concurrency=_MAX_CONNECTIONS, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_STOP_S,
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES, proxy_headers=False, backlog=128,
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES, proxy_headers=False, backlog=128, **_tls(certificate),
     )  # fmt: skip
 
 
-def _listen(address: str) -> socket.socket:
+def _tls(certificate: Certificate | None) -> dict[str, Any]:
+    return {} if certificate is None else {"ssl_certfile": str(certificate.certificate_file), "ssl_keyfile": str(certificate.key_file)}
+
+
+def _listen(address: str, *, is_safe: bool) -> socket.socket:
     host, port = split(address)
     if not port:
         raise DaemonStartError(address, "this is no address", "Write --web HOST:PORT")
-    if not is_loopback(host):
-        raise DaemonStartError(address, "off this host the page needs TLS, and there is none", "Pass --web 127.0.0.1:PORT")
+    if not is_loopback(host) and not is_safe:
+        advice = "Pass --web 127.0.0.1:PORT, or --cert and --key (`watchdog certs` makes them)"
+        raise DaemonStartError(address, "off this host the page needs TLS, and there is none", advice)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

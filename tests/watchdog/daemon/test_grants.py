@@ -1,0 +1,159 @@
+"""Tokens with roles and jobs, over real gRPC and HTTP: who may do what, who did what, and how a token is taken away."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from click.testing import CliRunner
+from fleet_harness import Fleet, SimulatedNode, until
+
+from torch_watchdog.cli.token import command
+from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.daemon.grants import Grants, new_entry, write_tokens
+from torch_watchdog.errors import DaemonRefusedError
+from torch_watchdog_proto.envelopes import TOKEN_KEY
+
+OWN = "o" * 43
+
+
+class Tokens:
+    """The file, kept by the command as an operator does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "tokens.json"
+
+    def __call__(self, *words: str) -> str:
+        done = CliRunner().invoke(command, [*words, "--tokens", str(self.file)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output.strip()
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return Tokens(tmp_path)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, tokens: Tokens) -> Iterator[Fleet]:
+    tokens("add", "seed", "--role", "viewer")
+    (tmp_path / "f").mkdir()
+    more = {"token": OWN, "web_token": "", "tokens_file": tokens.file, "audit_file": tmp_path / "audit.jsonl", "listen": ("127.0.0.1:0",)}
+    with Fleet(tmp_path / "f", **more) as made:
+        made.http.headers["authorization"] = f"Bearer {OWN}"
+        yield made
+
+
+def node(fleet: Fleet, token: str, job: str) -> SimulatedNode:
+    made = SimulatedNode(fleet.daemon.addresses[0], job, metadata=((TOKEN_KEY, token),))
+    fleet.nodes.append(made)
+    return made
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises((grpc.RpcError, DaemonRefusedError)) as raised:
+        call()
+    return raised.value.details() if isinstance(raised.value, grpc.RpcError) else str(raised.value)
+
+
+def test_an_agents_token_reports_for_its_jobs_and_does_nothing_else(fleet: Fleet, tokens: Tokens) -> None:
+    token = tokens("add", "team-a", "--role", "agent", "--job", "a-*")
+    node(fleet, token, "a-1").steps(0, 0)
+    assert "is not for job 'b-1'" in refused(lambda: node(fleet, token, "b-1"))
+    with DaemonClient(fleet.daemon.addresses[0], token=token) as client:
+        assert "may not look" in refused(client.jobs)
+        assert "may not order" in refused(lambda: client.request("a-1", "order.stop", by="me"))
+
+
+def test_a_viewer_sees_its_jobs_only_and_orders_nothing(fleet: Fleet, tokens: Tokens) -> None:
+    for job in ("a-1", "b-1"):
+        node(fleet, OWN, job).steps(0, 0)
+    with DaemonClient(fleet.daemon.addresses[0], token=tokens("add", "watcher", "--role", "viewer", "--job", "a-*")) as client:
+        assert [status.job for status in client.jobs()] == ["a-1"]
+        assert "is not for job" in refused(lambda: client.job("b-1"))
+        assert "may not order" in refused(lambda: client.request("a-1", "order.stop", by="me"))
+    assert "may not report" in refused(lambda: node(fleet, tokens("add", "looker", "--role", "viewer"), "a-2"))
+
+
+def test_who_gave_which_order_is_kept_by_the_name_of_the_token(fleet: Fleet, tokens: Tokens, tmp_path: Path) -> None:
+    one = node(fleet, OWN, "a-1")
+    one.rank(0, 1)
+    one.steps(0, 0)
+    with DaemonClient(fleet.daemon.addresses[0], token=tokens("add", "anna", "--role", "operator")) as client:
+        client.request("a-1", "order.stop", by="somebody else", reason="the data is bad")
+    headers = {"authorization": f"Bearer {tokens('add', 'ben', '--role', 'operator')}"}
+    with httpx.Client(base_url=fleet.url, headers=headers) as web:
+        web.post("api/v1/jobs/a-1/orders", json={"kind": "order.checkpoint", "by": "x"})
+    lines = until(lambda: (found := (tmp_path / "audit.jsonl").read_text().splitlines()) and len(found) == 2 and found)
+    first, second = map(json.loads, lines)
+    assert (first["what"], first["of"], first["who"], first["says"], first["reason"]) == (
+        "order.stop",
+        "a-1",
+        "anna",
+        "somebody else",
+        "the data is bad",
+    )
+    assert second["who"] == "ben"
+    assert stat.S_IMODE((tmp_path / "audit.jsonl").stat().st_mode) == 0o600
+    assert any("order.stop of a-1 by anna" in line for line in fleet.said)
+
+
+def test_the_page_takes_tokens_by_their_role_and_none_that_is_for_some_jobs(fleet: Fleet, tokens: Tokens) -> None:
+    def status(token: str) -> int:
+        return httpx.get(f"{fleet.url}api/v1/jobs", headers={"authorization": f"Bearer {token}"}).status_code
+
+    assert status(tokens("add", "all", "--role", "viewer")) == 200
+    assert status(tokens("add", "some", "--role", "viewer", "--job", "a-*")) == 401
+    assert status(tokens("add", "reports", "--role", "agent")) == 401
+    viewer = tokens("add", "viewer", "--role", "viewer")
+    node(fleet, OWN, "a-1").steps(0, 0)
+    order = httpx.post(f"{fleet.url}api/v1/jobs/a-1/orders", headers={"authorization": f"Bearer {viewer}"}, json={"kind": "order.stop"})
+    assert order.status_code == 403
+
+
+def test_a_token_is_rotated_and_taken_away_without_a_restart(fleet: Fleet, tokens: Tokens) -> None:
+    old = tokens("add", "anna", "--role", "operator")
+    new = tokens("rotate", "anna", "--keep", "1")
+
+    def is_let_in(token: str) -> bool:
+        return httpx.get(f"{fleet.url}api/v1/jobs", headers={"authorization": f"Bearer {token}"}).status_code == 200
+
+    assert is_let_in(old) and is_let_in(new)
+    newest = tokens("rotate", "anna", "--keep", "0")
+    assert not is_let_in(old) and not is_let_in(new) and is_let_in(newest)
+    assert "3 tokens of anna are gone" in tokens("remove", "anna")
+    assert not is_let_in(newest)
+
+
+def test_the_file_holds_no_token_and_is_for_its_owner_only(tokens: Tokens) -> None:
+    token = tokens("add", "anna", "--role", "operator", "--days", "30")
+    assert token not in tokens.file.read_text() and len(token) >= 43
+    assert stat.S_IMODE(tokens.file.stat().st_mode) == 0o600
+    listed = tokens("list")
+    assert "anna" in listed and "operator" in listed and token not in listed
+
+
+def test_a_token_ends_at_its_time_and_a_broken_file_lets_nobody_in(tmp_path: Path) -> None:
+    now, file = [100.0], tmp_path / "tokens.json"
+    token, entry = new_entry("anna", "viewer", (), 150.0)
+    write_tokens(file, [entry])
+    grants = Grants(OWN, file, now=lambda: now[0])
+    assert grants.of(token) is not None and grants.of("") is None and grants.of(OWN) is not None
+    now[0] = 150.0
+    assert grants.of(token) is None
+    now[0] = 100.0
+    file.write_text("{ half a file")
+    assert grants.of(token) is None and grants.of(OWN) is not None
+
+
+def test_a_refused_call_is_said_once_however_many_there_are(fleet: Fleet) -> None:
+    for _ in range(20):
+        refused(lambda: node(fleet, "wrong", "a-1"))
+    lines = [line for line in fleet.said if "refused a call" in line]
+    assert len(lines) == 1 and "another token" in lines[0] and "wrong" not in lines[0]
+    assert 'torch_watchdog_refused_calls_total{reason="grpc_token"} 20' in fleet.get("metrics").text
