@@ -89,7 +89,8 @@ def test_who_gave_which_order_is_kept_by_the_name_of_the_token(fleet: Fleet, tok
     headers = {"authorization": f"Bearer {tokens('add', 'ben', '--role', 'operator')}"}
     with httpx.Client(base_url=fleet.url, headers=headers) as web:
         web.post("api/v1/jobs/a-1/orders", json={"kind": "order.checkpoint", "by": "x"})
-    lines = until(lambda: (found := (tmp_path / "audit.jsonl").read_text().splitlines()) and len(found) == 2 and found)
+    log = tmp_path / "audit.jsonl"
+    lines = until(lambda: log.exists() and len(found := log.read_text().splitlines()) == 2 and found)
     first, second = map(json.loads, lines)
     assert (first["what"], first["of"], first["who"], first["says"], first["reason"]) == (
         "order.stop",
