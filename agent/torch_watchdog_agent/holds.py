@@ -76,7 +76,7 @@ class Holds:
             self._agree(violation, step, rank.loop.micro_step)
         if windows:
             self._in_hand.append((violation, step + windows))
-        self._leave_out(violation, step + later)
+        self.leave_out(violation, step + later)
 
     def window_closed(self, number: int) -> None:
         """The next step may use a stand-in that is in hand: veto it, too. Nothing of that step has been launched yet."""
@@ -112,7 +112,7 @@ class Holds:
             return "no legal value can stand in for it"
         return "no update of this loop has come to a gate yet that could leave it out"
 
-    def _leave_out(self, violation: Violation, step: int) -> None:
+    def leave_out(self, violation: Violation, step: int) -> None:
         """The sample must not come back: not in the next epoch, nor in the run that resumes."""
         rank = self._rank
         try:

@@ -88,6 +88,7 @@ class Rank:
         self._gates_seen = self._trains_in_eval = False
         self._looked_inside = False
         self._preemption = self._preempted()
+        self._resume_is_open = config.resume is not None and identity.rank == 0
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
@@ -179,13 +180,18 @@ class Rank:
     def resumed(self, path: Path, *, updates_applied: int) -> None:
         """The training goes on from the checkpoint at `path`: what was left out before stays out."""
         self.loop.resumed(updates_applied)
-        with suppress(OSError):
-            (Path(self.config.run_dir) / RESUMED).touch()  # the launch says so where nobody took its --resume
+        self.resume_taken()
         count = self.quarantine.take_over(path / FILE_NAME)
         if count and self.identity.rank == 0:
             self.say(
                 f"bad samples that stay left out: {count}. Once they are mended, remove {path / FILE_NAME} and launch without --quarantine"
             )
+
+    def resume_taken(self) -> None:
+        """The script asks for the checkpoint of --resume, or its framework does."""
+        self._resume_is_open = False
+        with suppress(OSError):
+            (Path(self.config.run_dir) / RESUMED).touch()  # the launch says so where nobody took its --resume
 
     def forget_in_child(self) -> None:
         """After a fork: ring and socket belong to the parent."""
@@ -277,6 +283,8 @@ class Rank:
         self.write_contract()
         if self.scan is not None:
             self.scan.refused(violation)
+        else:
+            self.holds.leave_out(violation, self.loop.step)
         return True
 
     def failed(self, error: BaseException) -> None:
@@ -378,9 +386,18 @@ class Rank:
         first = self.loop.gate_done(applied=applied)
         if first:
             self.history.step_done(number, vetoed=not applied)
+            self._miss_resume()
             if self.guard.has_learned():
                 self.write_contract()
         return first
+
+    def _miss_resume(self) -> None:
+        """Said after the first step, not after days."""
+        if self._resume_is_open:
+            self._resume_is_open = False
+            self.say(
+                f"--resume {self.config.resume} has not been taken: no restore() came before the first step, this training begins from nothing"
+            )
 
     # Evidence
 

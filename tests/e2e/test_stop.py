@@ -110,3 +110,8 @@ def test_without_a_gate_a_bad_batch_is_refused_and_never_replaced(tmp_path: Path
     (incident,) = run.incidents
     assert (incident["batch"]["value"], incident["batch"]["sample"]["dataset_index"]) == (77, 25)
     assert "BadBatchError" in run.err
+    left_out = str(run.run_dir / "quarantine.jsonl")
+    again = launch(tmp_path, [*watchdog("--job", "again", "--quarantine", left_out), str(BIN / "python"), *script("by_hand.py")])
+    assert again.code == 0, again.err
+    assert len(again.lines("done")) == 10
+    assert "samples left out from the start: 1" in again.err

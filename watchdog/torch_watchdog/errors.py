@@ -190,9 +190,9 @@ class RunDirectoryError(WatchdogError):
 class MissingExtraError(WatchdogError):
     """A library that only some need is not installed."""
 
-    def __init__(self, wanted_by: str, extra: str) -> None:
-        super().__init__(f"{wanted_by} needs a library that is not installed here: pip install 'torch-watchdog[{extra}]'")
-        self.wanted_by, self.extra = wanted_by, extra
+    def __init__(self, wanted_by: str, library: str) -> None:
+        super().__init__(f"{wanted_by} needs a library that is not installed here: pip install '{library}'")
+        self.wanted_by, self.library = wanted_by, library
 
 
 class OutputError(WatchdogError):

@@ -56,6 +56,7 @@ def restore(
     asked_for = path if path is not None else _resume_of_this_launch()
     if asked_for is None:
         return None
+    _tell_rank_of_call()
     place = _checkpoint_at(Path(asked_for))
     target = TrainingState(
         models=tuple(bare_model(item) for item in _several(model)),
@@ -100,7 +101,7 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
 def _checkpoint_at(path: Path) -> Path:
     if (path / MANIFEST).exists() or not path.is_dir():
         return path
-    return newest_committed(path) or path
+    return newest_committed(path) or newest_committed(path / "checkpoints") or path
 
 
 def _several(item: Any) -> tuple[Any, ...]:
@@ -173,6 +174,15 @@ def _accelerator(path: Path, target: TrainingState) -> Any:
             return accelerator
     more = "Call restore() after accelerator.prepare(), or accelerator.load_state() yourself and then restore(model=None, loader=...)"
     raise RestoreError(path, "accelerate wrote it, and no Accelerator has prepared the model", more)
+
+
+def _tell_rank_of_call() -> None:
+    """Where this launch is watched: its --resume has been asked for."""
+    from torch_watchdog_agent.hooks.active import rank
+
+    here = rank()
+    if here is not None:
+        here.resume_taken()
 
 
 def _tell_rank(path: Path, updates_applied: int) -> None:

@@ -28,7 +28,7 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
 
     The exception that comes is the script's own, with its true stack. Without CMD it is the script of the launch that wrote the bundle.
     """
-    script = tuple(words) or script_of(_recorded_command(bundle))
+    script = words[words[:1] == ("--",) :] or script_of(_recorded_command(bundle))
     if not script:
         raise click.UsageError("no script can be told from the launch of this bundle: say it after --, as `-- python train.py`")
     script = (sys.executable, *script) if script[0].endswith(".py") else script

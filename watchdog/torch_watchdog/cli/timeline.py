@@ -31,7 +31,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Only this rank.")
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a page that needs no server and no network.")
 @click.option("--perfetto", type=_FILE, metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
-@click.option("--parquet", type=_FILE, metavar="FILE", help="Write a table, one row a rank and step (needs torch-watchdog[parquet]).")
+@click.option("--parquet", type=_FILE, metavar="FILE", help="Write a table, one row a rank and step (needs pyarrow).")
 @look_options
 @json_option
 @click.pass_context

@@ -72,6 +72,10 @@ class Casebook:
             policy="none" if noticed_only else self._policy,
         )  # fmt: skip
         made = build.from_violation(violation, place, prevented=found.how != "noticed")
+        if found.how == "refused" and self._policy == "skip":
+            made = build.with_reason(
+                made, "it could not be skipped: it was found inside the step, not before it (`watchdog contract` shows what is)"
+            )
         if found.how == "held":
             self._waiting.append(made["id"])
         return self._keep(made)

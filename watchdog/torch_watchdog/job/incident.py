@@ -29,6 +29,7 @@ __all__ = [
     "summary_of",
     "with_affected",
     "with_cause_inside",
+    "with_reason",
 ]
 
 SCHEMA_VERSION = 1
@@ -166,7 +167,12 @@ def rescued(found: Mapping[str, Any], rescue: Ended) -> dict[str, Any]:
             "seconds_to_stop": None if rescue.seconds_to_free is None else round(rescue.seconds_to_free, 3),
         }
     newest = f"; the newest good checkpoint is {rescue.newest}" if rescue.checkpoint is None and rescue.newest else ""
-    return dict(found) | {"action": action, "cause": _and_then(found["cause"], rescue.reason + newest)}
+    return with_reason(found, rescue.reason + newest) | {"action": action}
+
+
+def with_reason(found: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """The incident with more to its cause."""
+    return dict(found) | {"cause": _and_then(found["cause"], reason)}
 
 
 def _and_then(cause: str, more: str) -> str:

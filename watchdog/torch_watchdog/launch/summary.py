@@ -199,26 +199,27 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
     elif end.stopped_by_us:
         lines.append("  saved  no checkpoint was written")
     if path and checkpoint.get("committed"):
-        lines.append("  resume " + _resume_words(checkpoint.get("format") or "dcp", path, end))
+        lines += _resume_lines(checkpoint.get("format") or "dcp", path, end)
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")
     return lines
 
 
-def _resume_words(form: str, path: str, end: JobEnd) -> str:
-    """What to type, or to call, by the form that the checkpoint was written in."""
+def _resume_lines(form: str, path: str, end: JobEnd) -> list[str]:
+    """What to type, and what the script must call for it, by the form that the checkpoint was written in."""
     options = (*end.options, "--quarantine", as_typed(end.quarantine, end.here)) if end.quarantine else end.options
-    again = shlex.join(("watchdog", *options, *end.command))
-    match form:
-        case "transformers":
-            return f"{again}, where trainer.train(resume_from_checkpoint=True) finds it"
-        case "lightning":
-            return f'{again}, with trainer.fit(..., ckpt_path="{path}/lightning.ckpt")'
-        case "callback":
-            return f'{again}, with your own loading of {path}, then restore(model=None, loader=..., path="{path}")'
-        case _:
-            return shlex.join(resume_command(options, end.command, path))
+    calls = {
+        "transformers": "trainer.train(resume_from_checkpoint=True)",
+        "lightning": f'trainer.fit(..., ckpt_path="{path}/lightning.ckpt")',
+        "callback": f'your own loading of {path}, then restore(model=None, loader=..., path="{path}")',
+    }
+    if form not in calls:
+        return ["  resume " + shlex.join(resume_command(options, end.command, path))]
+    return [
+        "  resume " + shlex.join(("watchdog", *options, *end.command)),
+        f"  call   {calls[form]}, in the script: nothing else resumes it",
+    ]
 
 
 def as_typed(path: str, here: str) -> str:

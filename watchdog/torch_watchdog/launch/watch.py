@@ -122,7 +122,7 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
 
 def _first_words(seat: Seat) -> str:
     place = as_typed(str(seat.directory.root), str(Path.cwd()))
-    words = f"job {seat.directory.root.name}: policy {seat.config.policy}, files in {place}"
+    words = f"job {seat.directory.root.name}: policy {seat.config.policy}, files in {place}{_left_out(seat.config.quarantine)}"
     if seat.joined is not None:
         return f"{words}; this is its node {seat.node}, node {seat.joined.hosted_by} decides"
     return words if seat.rendezvous is None else f"{words}; {seat.rendezvous.nodes} nodes, this one ({seat.node}) decides"
@@ -134,6 +134,12 @@ def _ring_dir(stack: contextlib.ExitStack, session: str, runtime_dir: Path) -> P
     except OSError as error:
         say(f"no shared memory for the rings ({error}): they are kept in {runtime_dir}")
         return runtime_dir
+
+
+def _left_out(quarantine: Path | None) -> str:
+    if quarantine is None:
+        return ""
+    return f"; samples left out from the start: {len(quarantine.read_bytes().splitlines())} (--quarantine)"
 
 
 def _node_config(seat: Seat, command: Sequence[str], runtime_dir: Path, ring_dir: Path) -> NodeConfig:

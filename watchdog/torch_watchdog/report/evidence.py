@@ -151,7 +151,7 @@ def decoder_of(path: Path) -> Decode:
     try:
         tokenizers = importlib.import_module("tokenizers")
     except ImportError as error:
-        raise MissingExtraError("--tokenizer", "tokenizer") from error
+        raise MissingExtraError("--tokenizer", "tokenizers") from error
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception

@@ -21,7 +21,7 @@ def write_parquet(history: JobHistory, path: Path) -> int:
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise MissingExtraError("--parquet", "parquet") from error
+        raise MissingExtraError("--parquet", "pyarrow") from error
     schema = _schema(arrow, history.name)
     rows = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:

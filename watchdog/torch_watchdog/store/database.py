@@ -174,7 +174,7 @@ def _engine(url: sa.URL) -> sa.Engine:
             connect_args={"connect_timeout": _CONNECT_S, "application_name": "torch-watchdog", "options": "-c statement_timeout=60000"},
         )  # fmt: skip
     except ModuleNotFoundError as error:
-        raise MissingExtraError("a store on PostgreSQL", "postgres") from error
+        raise MissingExtraError("a store on PostgreSQL", "psycopg[binary]") from error
 
 
 def _migrate(connection: sa.Connection) -> None:
