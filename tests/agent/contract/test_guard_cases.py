@@ -15,9 +15,12 @@ HELD_ANYWAY = {"p06-longer-than-positions", "p07-position-offset", "p08-labels-l
 HELD_ANYWAY |= {"p22-missing-sigmoid", "p20-integer-targets", "p24-ctc-too-long", "p32-last-batch-of-one"}
 
 
-@pytest.mark.skipif(
+needs_cases = pytest.mark.skipif(
     not CASES.is_dir(), reason="the public failure cases are a checkout of their own: TORCH_WATCHDOG_SHARED names the folder"
 )
+
+
+@needs_cases
 def test_the_cases_are_where_they_should_be() -> None:
     assert len(BAD) >= 25
     assert len(CONTROLS) >= 12
@@ -47,6 +50,7 @@ def test_a_legal_run_stays_silent(case: str) -> None:
     assert outcome.traced < outcome.batches
 
 
+@needs_cases
 def test_a_batch_far_larger_than_any_is_a_warning_that_names_the_long_sample() -> None:
     outcome = run_case("p33-one-long-sample")
     assert outcome.violation is None

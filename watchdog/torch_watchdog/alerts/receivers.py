@@ -126,7 +126,9 @@ class _Apprise:
         self.name, self.rules = name, Rules(tells_past=True)
         self._service = apprise.Apprise()
         if not self._service.add(url):
-            raise ConfigError(f"alert receiver {name}", "is no URL that Apprise knows: see its list of services")
+            raise ConfigError(
+                f"alert receiver {name}", "is no URL that Apprise knows: see its list of services (a plain web hook is json://HOST/PATH)"
+            )
 
     async def send(self, delivery: Delivery) -> str:
         message = _message(delivery)

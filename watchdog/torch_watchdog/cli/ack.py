@@ -8,8 +8,9 @@ import click
 
 from torch_watchdog.cli.alert import caller, daemon_of
 from torch_watchdog.cli.options import look_options, settings
+from torch_watchdog.cli.source import find_job
 from torch_watchdog.daemon.client import client_of
-from torch_watchdog.errors import OrderRefusedError
+from torch_watchdog.errors import DaemonUnreachableError, OrderRefusedError
 
 __all__ = ["command"]
 
@@ -21,8 +22,15 @@ __all__ = ["command"]
 def command(context: click.Context, /, incident: str, **_: object) -> None:
     """Acknowledge the alert of an incident, as its message names it: JOB/ID. Whoever would be told next is not."""
     job = incident.partition("/")[0]
-    with client_of(daemon_of(settings(context), job), os.environ) as client:
-        answer = client.acknowledge(incident, by=caller())
+    known = settings(context)
+    try:
+        with client_of(daemon_of(known, job), os.environ) as client:
+            answer = client.acknowledge(incident, by=caller())
+    except DaemonUnreachableError:
+        look = find_job(job, directory=known.directory, daemon=known.daemon)
+        if look.record().get("exit_code") is None:
+            raise
+        raise OrderRefusedError(job, "it has ended, and nobody is told of its incidents any more") from None
     if not answer.accepted:
         raise OrderRefusedError(job, answer.text)
     click.echo(answer.text)

@@ -109,10 +109,10 @@ def command(context: click.Context, /, port: int, host: str, settings_file: Path
         max_jobs=file.max_jobs,
         reports_per_s=file.reports_per_s,
     )
-    with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ):
+    with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ) as token_file:
         say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
         for url in daemon.addresses[1:]:
-            say(f"page and API at {url}, metrics at {url}metrics: all ask for the daemon's token")
+            say(f"page and API at {url}, metrics at {url}metrics: all ask for the daemon's token, which lies in {token_file}")
         number = signal.sigwait(ends)
         say(f"{signal.Signals(number).name}: flushing and closing")
 

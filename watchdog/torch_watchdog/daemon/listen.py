@@ -80,8 +80,8 @@ def _add_port(server: Any, address: str, advice: str, token: str = "", certifica
     try:
         secure = tls.leaves_the_machine(address)
         port = server.add_secure_port(address, _credentials(token, certificate)) if secure else server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise DaemonStartError(address, str(error), advice) from error
+    except RuntimeError as error:  # its own words are advice for developers of gRPC
+        raise DaemonStartError(address, "the port cannot be had", advice) from error
     if not port:
         raise DaemonStartError(address, "it could not be bound", advice)
     return int(port)

@@ -30,16 +30,17 @@ def new_token(environment: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def kept_token(token: str, address: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """While the daemon at `address` lives, this user's commands and launches find its token. Raises DaemonStartError."""
+def kept_token(token: str, address: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """While the daemon at `address` lives, this user's commands and launches find its token, in the file that is given. Raises DaemonStartError."""
     with contextlib.ExitStack() as stack:
+        file = Path(environment.get(TOKEN_FILE, ""))
         if not environment.get(TOKEN_FILE):
             try:
-                _write(stack.enter_context(open_runtime_dir(_folder(address), environment)), token)
+                file = _write(stack.enter_context(open_runtime_dir(_folder(address), environment)), token)
             except OSError as error:
                 advice = f"Set XDG_RUNTIME_DIR or TMPDIR to a folder that can be written to, or {TOKEN_FILE} to a file that holds one"
                 raise DaemonStartError(address, f"its token cannot be kept ({error})", advice) from error
-        yield
+        yield file
 
 
 def token_for(address: str, environment: Mapping[str, str]) -> str | None:
@@ -60,12 +61,12 @@ def _folder(address: str) -> str:
     return f"serve-{split(address)[1]}"
 
 
-def _write(folder: Path, token: str) -> None:
+def _write(folder: Path, token: str) -> Path:
     """Whole or not at all, for whoever reads it at this moment."""
     part = folder / f".{_NAME}"
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(token)
-    part.rename(folder / _NAME)
+    return part.rename(folder / _NAME)
 
 
 def named_token(environment: Mapping[str, str]) -> str:

@@ -120,7 +120,7 @@ def _headline(incident: Incident, end: JobEnd) -> str:
     elif action.get("policy") == "skip" and action.get("prevented"):
         what = "went on without the bad batch"
     elif action.get("policy") == "observe":
-        what = "observed, nothing was changed"
+        what = "failed (it was observed, nothing was changed)" if end.exit_code else "observed, nothing was changed"
     elif incident.get("kind") == "rank.died" and incident.get("severity") == "warning":
         what = "was ended from outside"
     else:

@@ -106,7 +106,7 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
         "learned from": bound.get("learned_from"),
         "cause": found.get("cause"),
         "fix": found.get("fix"),
-        "ranks reached": _some(found.get("ranks_affected") or ()),
+        "other ranks": _some(found.get("ranks_affected") or ()),
         "policy": action.get("policy"),
         "checkpoint": f"{checkpoint['path']} ({checkpoint_state(checkpoint)})" if checkpoint.get("path") else "",
     }

@@ -76,7 +76,9 @@ def _raised(end: RankEnd, where: str) -> Verdict:
         severity="critical",
         summary=f"{where}: {end.text or status}{at}",
         cause=cause if by_ddp is None else by_ddp.cause,
-        fix=f"read the end of logs/rank-{end.rank}.log; the other ranks' errors follow from this one" if by_ddp is None else by_ddp.fix,
+        fix=f"read the end of logs/rank-{end.rank}.log in the run directory; the other ranks' errors follow from this one"
+        if by_ddp is None
+        else by_ddp.fix,
     )
 
 
@@ -145,7 +147,7 @@ def _died(end: RankEnd, where: str) -> Verdict:
         severity="critical",
         summary=f"{where}: killed by {name}" + (f", after {end.text}" if end.text else ""),
         cause=f"the process was ended by {name}" + (_SIGNAL_MEANINGS.get(end.signal or 0, "")),
-        fix=f"read the end of logs/rank-{end.rank}.log, and `dmesg` on {end.node} for the kernel's reason",
+        fix=f"read the end of logs/rank-{end.rank}.log in the run directory, and `dmesg` on {end.node} for the kernel's reason",
     )
 
 

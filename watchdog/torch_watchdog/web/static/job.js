@@ -112,7 +112,7 @@
     picture.append(make("polygon", { class: "band", points: area.join(" ") }));
     picture.append(make("polyline", { class: "line", points: known.map((index) => `${x(index)},${y(middle[index])}`).join(" ") }));
     const ago = Math.round((middle.length - 1) * shown.column_s);
-    picture.append(make("text", { x: 110, y: 196 }, `${ago} s ago`), make("text", { x: 900, y: 196, "text-anchor": "end" }, "now"));
+    picture.append(make("text", { x: 110, y: 196 }, `${ago} s ${ended() ? "before" : "ago"}`), make("text", { x: 900, y: 196, "text-anchor": "end" }, ended() ? "the newest" : "now"));
     box.replaceChildren(picture);
   }
 
@@ -120,7 +120,7 @@
     if (!shown || !shown.rows.length) { return; }
     const row = shown.rows[at.row], value = shown.cells[at.row][at.column];
     const ago = Math.round((canvas.width - 1 - at.column) * shown.column_s);
-    told.textContent = `${row.label}, ${ago ? `${ago} s ago` : "now"}: ${withUnit(value)}` + (row.first === row.last ? "" : ` (the highest of ranks ${row.first} to ${row.last})`);
+    told.textContent = `${row.label}, ${ago ? `${ago} s ago` : ended() ? "the newest" : "now"}: ${withUnit(value)}` + (row.first === row.last ? "" : ` (the highest of ranks ${row.first} to ${row.last})`);
   }
 
   function into(row) {
