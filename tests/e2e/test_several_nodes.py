@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +195,29 @@ def test_a_machine_that_the_network_loses_for_a_while_is_taken_back_and_can_be_s
     for run in runs:
         assert sum("cannot be reached" in line for line in ours(run)) <= 1
     assert "nothing was lost" in runs[1].err
+
+
+def test_orders_from_a_machine_that_shares_only_the_folder_reach_the_host(two: list[Machine], tmp_path: Path) -> None:
+    """The other machine does not see the socket of the host's daemon, which lies on the host's own disk."""
+    private = Path(tempfile.mkdtemp(prefix="tw"))  # a socket's path is short
+
+    def ordered(kind: str) -> subprocess.Popen[str]:
+        hidden = ["sh", "-c", f'mount -t tmpfs none "{private}" && exec "$@"', "sh"]
+        return two[1].start(tmp_path / kind, [*hidden, *watchdog(kind, str(tmp_path / "runs" / "job"))])
+
+    processes = begin(two, tmp_path, (), "--epochs", 400, "--meet", tmp_path, XDG_RUNTIME_DIR=str(private))
+    until(lambda: (tmp_path / "here").exists() or any(process.poll() is not None for process in processes), "rank 0 waits")
+    assert json.loads((tmp_path / "runs" / "job" / "job.json").read_text())["daemon"].startswith(f"unix:{private}")
+    first = ordered("checkpoint")
+    until(lambda: bool((tmp_path / "checkpoint" / "out").read_text()) or first.poll() is not None, "the order is taken")
+    (tmp_path / "go").touch()
+    (saved,) = all_ended([first], [tmp_path / "checkpoint"])
+    assert saved.code == 0 and "verified" in saved.out, saved.out + saved.err
+    (stopped,) = all_ended([ordered("stop")], [tmp_path / "stop"])
+    assert stopped.code == 0 and "verified" in stopped.out, stopped.out + stopped.err
+    runs = all_ended(processes, [tmp_path / machine.name for machine in two])
+    assert [run.code for run in runs] == [0, 0], runs[0].err + runs[1].err
+    shutil.rmtree(private)
 
 
 def test_accelerates_own_flags_are_enough(two: list[Machine], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json
-from torch_watchdog.cli.source import DiskJob, JobLook, find_job, live_daemon
+from torch_watchdog.cli.source import DiskJob, JobLook, find_job, live_client
 from torch_watchdog.daemon.client import client_of
 from torch_watchdog.errors import DaemonUnreachableError, OrderRefusedError, WatchdogError
 from torch_watchdog.launch.places import here
@@ -39,10 +39,10 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
     look = find_job(job, directory=config.directory, daemon=config.daemon)
     before = _orders(look, kind)
     try:
-        address = live_daemon(look) if isinstance(look, DiskJob) else config.daemon
+        reached = live_client(look) if isinstance(look, DiskJob) else client_of(config.daemon, os.environ)
     except DaemonUnreachableError as error:
         raise OrderRefusedError(look.name, "it is not running: its launch has ended") from error
-    with client_of(address, os.environ) as client:
+    with reached as client:
         answer = client.request(look.name, kind, by=f"{getpass.getuser()}@{socket.gethostname()}", reason=reason)
     if not answer.accepted:
         raise OrderRefusedError(look.name, answer.text)

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch_watchdog.daemon.client import client_of
+from torch_watchdog.daemon.client import DaemonClient, client_of
 from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
 from torch_watchdog.job.incident import is_order
+from torch_watchdog.launch.nodes import shared_token
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.report.history import JobHistory, history_of
@@ -25,7 +26,7 @@ from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import NodeReport, StepBlock
 
-__all__ = ["JobLook", "all_jobs", "find_job", "live_daemon"]
+__all__ = ["JobLook", "all_jobs", "find_job", "live_client", "live_daemon"]
 
 
 class JobLook(Protocol):
@@ -69,7 +70,8 @@ class DiskJob:
 
     def _live_status(self) -> JobStatus | None:
         try:
-            return _ask(live_daemon(self), self.name)
+            with live_client(self) as client:
+                return client.job(self.name)
         except WatchdogError:
             return None
 
@@ -220,13 +222,24 @@ def _job_directories(directory: Path) -> list[Path]:
 
 
 def live_daemon(look: DiskJob) -> str:
-    """Where the job's own daemon answers. Raises DaemonUnreachableError where the job has ended, or died."""
+    """Where the job's own daemon answers, from here. Raises DaemonUnreachableError where the job has ended, or died."""
     record = look.record()
     address = str(record.get("daemon") or "")
-    gone = address.startswith("unix:") and not _is_there(Path(address.removeprefix("unix:")))
-    if record.get("ended") or not address or gone:
+    if address.startswith("unix:") and not _is_there(Path(address.removeprefix("unix:"))):
+        address = str(record.get("network") or "")  # on another machine than this one, or gone
+    if record.get("ended") or not address:
         raise DaemonUnreachableError(address or "its own address", 0.0)
     return address
+
+
+def live_client(look: DiskJob) -> DaemonClient:
+    """The job's own daemon. Raises DaemonUnreachableError, NoTokenError, ConfigError.
+
+    On a machine that shares the launch's --dir its token lies where the launch's other nodes find it.
+    """
+    address = live_daemon(look)
+    token = shared_token(look.directory.root.parent, address)
+    return DaemonClient(address, token=token) if token else client_of(address, os.environ)
 
 
 def _is_there(path: Path) -> bool:

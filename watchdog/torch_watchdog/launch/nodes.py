@@ -28,7 +28,7 @@ from torch_watchdog_proto import __version__
 from torch_watchdog_proto.address import is_loopback
 from torch_watchdog_proto.envelopes import JoinAnswer, JoinRequest
 
-__all__ = ["Meeting", "accelerate_settings", "is_host", "shared_address"]
+__all__ = ["Meeting", "accelerate_settings", "is_host", "shared_address", "shared_token"]
 
 FOLDER = ".nodes"
 POLL_S = 0.2
@@ -191,6 +191,12 @@ def shared_address(file: Path) -> tuple[str, str] | None:
             return str(told["address"]), str(told["token"])
         except (ValueError, TypeError, KeyError):
             return None
+
+
+def shared_token(directory: Path, address: str) -> str | None:
+    """The token that the host at `address` left in DIR, for a person's command on another machine."""
+    left = [shared_address(file) for file in (directory / FOLDER).glob("*.json")]
+    return next((found[1] for found in left if found is not None and found[0] == address), None)
 
 
 def _make_private(folder: Path) -> None:
