@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,45 @@ def test_bounds_are_lines_of_their_own_table(tmp_path: Path) -> None:
 def test_exit_codes_are_those_of_the_site(tmp_path: Path) -> None:
     (tmp_path / "watchdog.toml").write_text("[exit_codes]\nbad_data = 165\nmachine = 130\n")
     assert load_config({}).exit_codes == {65: 165, 75: 130}
+
+
+def site(folder: Path, text: str) -> Path:
+    path = folder / "site.toml"
+    path.write_text(text)
+    return path
+
+
+def test_what_the_site_locks_wins_over_every_flag_and_says_so(tmp_path: Path) -> None:
+    locked = site(tmp_path, "[locked]\npolicy = 'observe'\ngrace = 60\n")
+    config = load_config({"policy": "stop", "job": "mine"}, site_file=locked)
+    assert (config.policy, config.grace_s, config.job) == ("observe", 60.0, "mine")
+    assert config.overruled == (f"--policy is not taken: {locked} locks it for this site",)
+
+
+def test_the_site_or_a_variable_switches_everything_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_config({}, site_file=tmp_path / "none").enabled
+    assert not load_config({}, site_file=site(tmp_path, "enabled = false\n")).enabled
+    monkeypatch.setenv("TORCH_WATCHDOG_OFF", "1")
+    assert not load_config({}, site_file=tmp_path / "none").enabled
+
+
+@pytest.mark.parametrize(
+    "text", ["enabled = 3", "locked = 3", "policy = 'stop'", "[locked]\npolicy = 'x'", "[locked]\nfoo = 1", "not toml"]
+)
+def test_a_wrong_site_file_is_said_with_its_name(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        load_config({}, site_file=site(tmp_path, text))
+
+
+def test_switched_off_the_command_runs_as_if_we_were_not_there(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch_watchdog.cli",
+        sys.executable,
+        "-c",
+        "import os; print('PYTHONPATH' in os.environ); raise SystemExit(7)",
+    ]
+    environment = os.environ | {"TORCH_WATCHDOG_OFF": "1"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 7 and "runs unwatched" in done.stderr and list(tmp_path.iterdir()) == []

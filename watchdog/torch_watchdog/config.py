@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -25,6 +25,7 @@ __all__ = ["LaunchConfig", "load_config"]
 
 DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
+SITE_FILE = Path("/etc/torch-watchdog/site.toml")  # of the machine's owner: what it locks wins over every flag
 LONGEST_GRACE_S = 86_400
 EXIT_CODES = {"bad_data": EXIT_BAD_DATA, "diverged": EXIT_DIVERGED, "machine": EXIT_MACHINE}
 
@@ -35,6 +36,9 @@ OnSignal: TypeAlias = Literal["checkpoint", "pass"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
     """`daemon` is "auto", "HOST:PORT" or "unix:PATH"; paths are absolute. `bounds` are those of batch tensors by key.
+
+    `enabled` False: this site, or TORCH_WATCHDOG_OFF, wants the command to run as if we were not there.
+    `overruled`: lines on settings that the site has locked.
 
     `scan` is set by `watchdog scan` alone.
     """
@@ -58,18 +62,26 @@ class LaunchConfig:
     replay: str | None = None
     device_gate: bool = False
     bundles: bool = True
+    enabled: bool = True
+    overruled: tuple[str, ...] = ()
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # ours -> what this site's scheduler is to see
 
 
-def load_config(flags: Mapping[str, Any], *, file: Path | None = None) -> LaunchConfig:
+def load_config(flags: Mapping[str, Any], *, file: Path | None = None, site_file: Path = SITE_FILE) -> LaunchConfig:
     """The settings of this launch. `flags` holds only what was given on the command line. Raises ConfigError."""
     path, values = _read_file(file)
-    found: dict[str, Any] = {}
+    enabled, locked = _site(site_file)
+    found: dict[str, Any] = {"enabled": enabled and not os.environ.get(PREFIX + "OFF")}
+    overruled = []
     for name, check in _CHECKS.items():
         where, value = _given(name, flags, path, values)
+        if name in locked:
+            if value is not None and value != locked[name]:
+                overruled.append(f"{where} is not taken: {site_file} locks it for this site")
+            where, value = f"{site_file}, locked, {name}", locked[name]
         if value is not None:
             found[_FIELDS.get(name, name)] = _checked(check, where, value)
-    config = LaunchConfig(**found)
+    config = LaunchConfig(**found, overruled=tuple(overruled))
     return replace(config, directory=config.directory.absolute())
 
 
@@ -97,16 +109,35 @@ def _read_file(file: Path | None) -> tuple[Path, dict[str, Any]]:
     path = asked or Path(DEFAULT_FILE)
     if asked is None and not path.exists():
         return path, {}
+    values = _toml(path)
+    _check_known(str(path), values, _CHECKS)
+    return path, values
+
+
+def _site(path: Path) -> tuple[bool, Mapping[str, Any]]:
+    """Whether launches are to be watched at all here, and what nobody may change."""
+    values = _toml(path) if path.exists() else {}
+    _check_known(str(path), values, ("enabled", "locked"))
+    enabled, locked = values.get("enabled", True), values.get("locked", {})
+    if not isinstance(enabled, bool) or not isinstance(locked, dict):
+        raise ConfigError(str(path), "must hold enabled = true or false, and a table [locked] with settings of launches")
+    _check_known(f"{path}, locked", locked, _CHECKS)
+    return enabled, locked
+
+
+def _toml(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"is not TOML ({error})") from error
-    unknown = next((name for name in values if name not in _CHECKS), None)
+
+
+def _check_known(where: str, values: Mapping[str, Any], known: Iterable[str]) -> None:
+    unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
-        raise ConfigError(str(path), f"unknown setting {unknown!r}; known are {', '.join(sorted(_CHECKS))}")
-    return path, values
+        raise ConfigError(where, f"unknown setting {unknown!r}; known are {', '.join(sorted(known))}")
 
 
 # What each setting may be: a word from a command line or a variable, or a value of TOML. Each raises ValueError with what was expected.

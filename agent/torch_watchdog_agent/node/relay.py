@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import struct
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch_watchdog_proto.codec import MalformedMessageError, control_message
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
-from torch_watchdog_proto.messages import RankHello, RankMessage
+from torch_watchdog_proto.messages import Noticed, RankHello, RankMessage, Refused
 
 __all__ = ["Relay"]
 
@@ -27,6 +28,7 @@ _HELLO_TIMEOUT_S = 10.0
 _ACCEPT_S = 0.02  # for a rank that has only just connected
 _LAST_WORDS_S = 0.5  # of ranks that have ended: what they said is still in their sockets
 _MAX_CONNECTIONS = 2048
+_MAX_FOUND = 16  # of a rank: one that finds more has told all there is to tell
 _MAX_UNSENT_BYTES = 4 << 20  # a rank that does not read has more trouble than we can help with
 _PEER = struct.Struct("3i")
 
@@ -63,8 +65,12 @@ class Relay:
             self._path.unlink()
 
     def hellos(self) -> tuple[RankSaid, ...]:
-        """The last hello of every rank that is connected, for a daemon that has not heard them."""
-        return tuple(RankSaid(attempt=attempt, message=rank.hello) for (attempt, _), rank in self._ranks.items())
+        """The last hello of every rank that is connected, for a daemon that has not heard them, and what the rank has found.
+
+        What was on its way when a daemon died is said again so; a daemon that knows it changes nothing.
+        """
+        said = ((attempt, message) for (attempt, _), rank in self._ranks.items() for message in (rank.hello, *rank.found))
+        return tuple(RankSaid(attempt=attempt, message=message) for attempt, message in said)
 
     def tell(self, order: TellRank) -> None:
         """Passes an order on; one for a rank that is not here is dropped, as if it had come too late."""
@@ -112,6 +118,8 @@ class Relay:
             said = RankSaid(attempt=rank.hello.attempt, message=message)
             control_message(said)  # what would not pass the wire ends here, at the one connection that said it
             reach("node", "got", message)
+            if isinstance(message, Noticed | Refused):
+                rank.found.append(message)
             self._on_up(said)
 
 
@@ -120,6 +128,7 @@ class _Rank:
 
     def __init__(self, hello: RankHello, writer: asyncio.StreamWriter) -> None:
         self.hello = hello
+        self.found: deque[Noticed | Refused] = deque(maxlen=_MAX_FOUND)
         self._writer = writer
 
     def send(self, order: TellRank) -> None:

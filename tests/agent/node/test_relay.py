@@ -15,7 +15,7 @@ import pytest
 from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.frames import MAX_FRAME_BYTES, Decoder, encode
-from torch_watchdog_proto.messages import Ack, Leave, Prepare, RankHello, RankNote
+from torch_watchdog_proto.messages import Ack, BatchFact, BoundFact, Leave, Noticed, Prepare, RankHello, RankNote, Violation
 
 
 def hello(rank: int) -> RankHello:
@@ -72,6 +72,21 @@ def test_a_ranks_words_pass_up_in_order_and_its_end_is_told(tmp_path: Path) -> N
             RankSaid(attempt=0, message=ack),
             RankLost(attempt=0, rank=1, pid=101),
         ]
+
+    run(scenario, tmp_path)
+
+
+def test_what_a_rank_has_found_is_said_again_to_the_next_daemon(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        bad = Violation(
+            kind="batch.index_out_of_range", summary="s", cause="c", fix="f", batch=BatchFact(key="x", value=70),
+            bound=BoundFact(low=0, high=63, op="embedding"),
+        )  # fmt: skip
+        found = Noticed(rank=1, step=3, micro_step=0, violation=bad)
+        _, writer = await ranks.connect(encode(hello(1)) + encode(Ack(rank=1, generation=1, passed=4)) + encode(found))
+        await ranks.until(lambda: len(ranks.up) == 3)
+        assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(1)), RankSaid(attempt=0, message=found))
+        writer.close()
 
     run(scenario, tmp_path)
 

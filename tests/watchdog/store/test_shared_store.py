@@ -174,6 +174,21 @@ def test_while_the_store_is_away_nothing_is_acked_and_nothing_is_lost(tmp_path: 
     assert len(said) == 2 and "nothing was lost" in said[1]
 
 
+def test_incidents_and_alerts_reach_the_store_before_the_reports_that_wait(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's'}"
+    AwayDatabase.open(url).close()
+    database, said = AwayDatabase.open(url), list[str]()
+    mirror = Mirror(database, max_bytes=1 << 20, say=said.append)
+    for number in range(500):
+        mirror.put(event_record("job", {"order": number}))
+    mirror.put(json_record("job", "incident", "1", INCIDENT))
+    until(lambda: said)
+    database.is_away = False
+    assert mirror.close(20)
+    kinds = [record.kind for record in database.records("job")]
+    assert len(kinds) == 501 and kinds.index("incident") <= 200
+
+
 def _noting(into: list[int], number: int) -> Callable[[], None]:
     return lambda: into.append(number)
 

@@ -32,6 +32,13 @@ def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_
 
         say(f"this launch runs without the watchdog: {described(error)}")
         become(words)
+    if not config.enabled:
+        from torch_watchdog.launch.run import become
+
+        say("switched off here (TORCH_WATCHDOG_OFF, or the site's own settings): this runs unwatched")
+        become(words)
+    for line in config.overruled:
+        say(line)
     with quiet_grpc():
         from torch_watchdog.launch.run import launch  # here, because it brings gRPC: a typing error must not wait for it
 

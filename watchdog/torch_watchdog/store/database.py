@@ -75,10 +75,14 @@ class Database:
 
     def write(self, records: Iterable[Record]) -> None:
         """All or nothing. What is there already stays, except for what only has newest words."""
+        rows = [{"run": record.run, "kind": record.kind, "key": record.key, "body": record.body} for record in records]
+        kept = [row for row in rows if row["kind"] not in REPLACED]
         with self.transaction() as connection:
-            for record in records:
-                values = {"run": record.run, "kind": record.kind, "key": record.key, "body": record.body}
-                connection.execute(upsert(connection, RECORDS, values, ("body",) if record.kind in REPLACED else ()))
+            if kept:
+                connection.execute(upsert(connection, RECORDS, dict.fromkeys(kept[0]), ()), kept)  # in one go
+            for row in rows:
+                if row["kind"] in REPLACED:
+                    connection.execute(upsert(connection, RECORDS, row, ("body",)))
 
     def records(self, run: str, *kinds: Kind) -> Iterator[Record]:
         """In the order in which they were first written; of every kind where none is named."""
@@ -142,7 +146,9 @@ class _Transaction:
 def upsert(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any], replaced: Sequence[str]) -> Any:
     """Inserts a row; where its key is there already, replaces these columns, or nothing."""
     keys = [column.name for column in table.primary_key] if table is not RECORDS else ["run", "kind", "key"]
-    insert: Any = (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table).values(**values)
+    insert: Any = (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
+    if any(value is not None for value in values.values()):
+        insert = insert.values(**values)  # else of rows that come with the call
     if not replaced:
         return insert.on_conflict_do_nothing(index_elements=keys)
     return insert.on_conflict_do_update(index_elements=keys, set_={name: values[name] for name in replaced})

@@ -6,28 +6,35 @@ callers wait; what is in the queue is also in the run directory already.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from torch_watchdog.errors import StoreError
 from torch_watchdog.store.database import Database
-from torch_watchdog.store.record import Record
+from torch_watchdog.store.record import REPLACED, Record
 
 __all__ = ["Mirror"]
 
-Done = Callable[[], None]
+Done: TypeAlias = Callable[[], None]
+_Item: TypeAlias = tuple[Record, Done | None]
 _BATCH = 200
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
 
 
 class Mirror:
-    """Writes in the order in which they were given. `say` gets one line when the store goes away, and one when it is back."""
+    """Writes in the order in which they were given, incidents and alerts before reports and events.
+
+    `say` gets one line when the store goes away, and one when it is back.
+    """
 
     def __init__(self, database: Database, *, max_bytes: int, say: Callable[[str], None]) -> None:
         self._database, self._max_bytes, self._say = database, max_bytes, say
-        self._waiting: deque[tuple[Record, Done | None]] = deque()
+        self._first: deque[_Item] = deque()  # incidents and alerts: few, and what another daemon must know before anything else
+        self._waiting: deque[_Item] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
         self._closing = False
@@ -52,7 +59,7 @@ class Mirror:
             if self._bytes >= 2 * self._max_bytes:  # nobody waited when it was full
                 self.num_dropped += 1
                 return
-            self._waiting.append((record, done))
+            (self._first if record.kind in REPLACED else self._waiting).append((record, done))
             self._bytes += len(record.body)
             self._changed.notify()
 
@@ -79,19 +86,20 @@ class Mirror:
                 continue
             self._is_back()
             wait_s = _FIRST_WAIT_S
-            self._take_off(len(batch))
+            self._take_off(batch)
             _call(done for _, done in batch)
 
-    def _next_batch(self) -> list[tuple[Record, Done | None]]:
+    def _next_batch(self) -> list[_Item]:
         """Waits for one; empty at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            return [self._waiting[place] for place in range(min(_BATCH, len(self._waiting)))]
+            self._changed.wait_for(lambda: self._first or self._waiting or self._closing)
+            return list(itertools.islice(self._first or self._waiting, _BATCH))
 
-    def _take_off(self, number: int) -> None:
+    def _take_off(self, batch: Sequence[_Item]) -> None:
         with self._changed:
-            for _ in range(number):
-                self._bytes -= len(self._waiting.popleft()[0].body)
+            for item in batch:
+                (self._first if item[0].kind in REPLACED else self._waiting).popleft()
+                self._bytes -= len(item[0].body)
 
     def _is_away(self, error: StoreError) -> None:
         if self._away_since is None:
