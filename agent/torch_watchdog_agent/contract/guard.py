@@ -6,6 +6,7 @@ the guard off. Everything runs on the training thread. How things are checked, l
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch_watchdog_agent.contract.aftermath import probability_violation
 from torch_watchdog_agent.contract.check import UNREAD, Extremes, extremes
 from torch_watchdog_agent.contract.checked import Checked, UnderCheck
 from torch_watchdog_agent.contract.declared import declared_rules, declared_version
-from torch_watchdog_agent.contract.findings import Seen
+from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.inside import not_finite_inside
@@ -223,7 +224,8 @@ class Guard:
             if past is not None:
                 origin.past.setdefault(key, past)  # judged again, the batch itself is part of the past
         oddities = self._seen.oddities(news, leaves, seen)
-        violation, warnings = verdict(self._contract, findings, oddities, origin) if findings or oddities else (None, ())
+        legal = functools.cache(lambda: self._legal(structure_of(signature), leaves, oddities))
+        violation, warnings = verdict(self._contract, findings, oddities, origin, legal) if findings or oddities else (None, ())
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED
         checked = Checked(
             batch_id=number,
@@ -368,16 +370,18 @@ class Guard:
             return self._stand_in(batch, checked)
 
     def _stand_in(self, batch: object, checked: Checked) -> object | None:
-        structure, leaves = structure_of(checked.signature), checked.origin.leaves if checked.origin is not None else checked.leaves
-
-        def recheck(leaves: Mapping[str, torch.Tensor]) -> tuple[list[Finding], list[Rule]]:
-            plan = plan_for([*declared_rules(leaves), *self._contract.usable(structure)], leaves, shapes_of(leaves))
-            return plan.findings(leaves, {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()})
-
-        legal = legal_stand_in(leaves, checked.oddities, self._seen, recheck, resolver(shapes_of(leaves)))
+        leaves = checked.origin.leaves if checked.origin is not None else checked.leaves
+        legal = self._legal(structure_of(checked.signature), leaves, checked.oddities)
         if legal is None:
             return None
         own: Any = leaves_of(batch)
         moved = {key: tensor.to(own[key].device) if own[key].device.type != "meta" else tensor for key, tensor in legal.items()}
         stand_in: object = replaced(batch, moved)
         return stand_in
+
+    def _legal(self, structure: Any, leaves: Mapping[str, torch.Tensor], oddities: Sequence[Oddity]) -> dict[str, torch.Tensor] | None:
+        def recheck(leaves: Mapping[str, torch.Tensor]) -> tuple[list[Finding], list[Rule]]:
+            plan = plan_for([*declared_rules(leaves), *self._contract.usable(structure)], leaves, shapes_of(leaves))
+            return plan.findings(leaves, {key: extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()})
+
+        return legal_stand_in(leaves, oddities, self._seen, recheck, resolver(shapes_of(leaves)))

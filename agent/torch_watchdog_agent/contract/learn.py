@@ -6,7 +6,7 @@ Knows nothing of modes, numpy or words. A rule enters only where replaying it on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +17,12 @@ from torch_watchdog_agent.contract.kinds import offending
 from torch_watchdog_agent.contract.nodes import LeafRef
 from torch_watchdog_agent.contract.recipe import Recipe, agreed, cut, whole_leaf
 from torch_watchdog_agent.contract.replay import as_recorded, replayed
-from torch_watchdog_agent.contract.rules import TRACES_FOR_DERIVED, Rule
+from torch_watchdog_agent.contract.rules import LOOKED_AT, TRACES_FOR_DERIVED, Rule
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import Site, Tape, sampled
 
 READ_OFF_DATA = "its limit may depend on data"
+MAX_LOOKS = 8
 ONE_SHORT = TRACES_FOR_DERIVED - 1
 MAX_VARIANTS = 3
 MAX_RULES = 4096
@@ -169,6 +170,7 @@ def _lesson_of(recipe: Recipe, site: Site, taught: Mapping[int, Lesson]) -> Less
 def rule_of(tape: Tape, site: Site, recipe: Recipe, lesson: Lesson, *, order: int) -> Rule:
     """What one site says by itself."""
     use = site.use
+    looks = _looks(tape, site, recipe, lesson)
     rows: Size | int = use.rows if use.fixed or use.rows >= BIG else fresh(use.rows, lesson.shapes)
     return Rule(
         order=order,
@@ -184,18 +186,32 @@ def rule_of(tape: Tape, site: Site, recipe: Recipe, lesson: Lesson, *, order: in
         rows=rows,
         live=site.live,
         learned_from=lesson.name,
-        doubt=_first_doubt(tape, site, recipe),
+        doubt=READ_OFF_DATA if site.live is None and not site.settled else None if looks == () else LOOKED_AT,
+        looks=looks,
         opaque="values from outside the batch that are too large to keep feed it" if recipe.missing else None,
     )
 
 
-def _first_doubt(tape: Tape, site: Site, recipe: Recipe) -> str | None:
-    if site.live is None and not site.settled:
-        return READ_OFF_DATA
+def _looks(tape: Tape, site: Site, recipe: Recipe, lesson: Lesson) -> tuple[Recipe, ...] | None:
+    """How the values are computed that the program looks at before this use of the same data; None where one cannot be computed again."""
     mine: set[LeafRef] = {(batch, key) for batch in recipe.batches for key in recipe.leaves.values()}
-    if any(read.leaves & mine and read.call != site.place.call for read in tape.reads if read.position <= site.position):
-        return "the program looks at the data first"
-    return None
+    found: dict[object, Recipe] = {}
+    told: list[int] = []  # numbers that came of earlier looks: the program may use them in later ones
+    for read in tape.reads:
+        if read.position > site.position or not read.leaves & mine or read.call == site.place.call:
+            continue
+        look = cut(tape, read, lambda _: lesson.shapes)
+        if len(found) >= MAX_LOOKS or look.missing or look.batches != recipe.batches or _holds_any(look, told):
+            return None
+        found[look.form] = look
+        told += [read.value] if read.value is not None else []
+    return tuple(found.values())
+
+
+def _holds_any(look: Recipe, numbers: Sequence[int]) -> bool:
+    """Whether one of the numbers is written down in the computation, as a constant of one step that is another in the next."""
+    given = [argument for step in look.steps for argument in (*step.args, *step.kwargs.values())]
+    return any(type(argument) in (int, float) and argument in numbers for argument in given)
 
 
 def _key(rule: Rule) -> tuple[Any, ...]:
@@ -260,6 +276,18 @@ def _fitted(known: Rule, rule: Rule) -> str | None:
     return None
 
 
+def _all_looks(known: tuple[Recipe, ...] | None, others: tuple[Recipe, ...] | None) -> tuple[Recipe, ...] | None:
+    """What the program looks at in any of the steps."""
+    if known is None or others is None:
+        return None
+    by_form = {look.form: look for look in known}
+    for look in others:
+        if look.form in by_form and agreed(by_form[look.form], look) is not None:
+            return None
+        by_form.setdefault(look.form, look)
+    return tuple(by_form.values()) if len(by_form) <= MAX_LOOKS else None
+
+
 def _narrow(known: Rule, rule: Rule) -> None:
     """Keep what fits both."""
     if isinstance(known.rows, Size) and isinstance(rule.rows, Size):
@@ -269,6 +297,7 @@ def _narrow(known: Rule, rule: Rule) -> None:
         known.doubt = None  # in one of the traces the number that was read was another one, and the limit the same
     else:
         known.doubt = known.doubt or rule.doubt
+    known.looks = _all_looks(known.looks, rule.looks)
     if known.widened:
         known.doubt = "which of its elements are used cannot be foreseen"
     known.live = rule.live

@@ -14,7 +14,7 @@ import torch
 
 from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
-from torch_watchdog_agent.contract.tape import Site, Tape
+from torch_watchdog_agent.contract.tape import HostRead, Site, Tape
 
 __all__ = ["MOVES", "Recipe", "Step", "cut", "sizes_of", "agreed", "whole_leaf"]
 
@@ -102,8 +102,8 @@ class Recipe:
         return any(isinstance(dtype, torch.dtype) and dtype.is_floating_point for dtype in dtypes)
 
 
-def cut(tape: Tape, site: Site, shapes_of: Callable[[frozenset[int]], Shapes]) -> Recipe:
-    """The recipe of a site's values. `shapes_of`: the shapes of the batches that it draws on."""
+def cut(tape: Tape, site: Site | HostRead, shapes_of: Callable[[frozenset[int]], Shapes]) -> Recipe:
+    """The recipe of a site's values, or of a value that the program looked at. `shapes_of`: the shapes of the batches that it draws on."""
     nodes = _slice(tape, site)
     in_place = any(node.writes for node in nodes)
     kept, renamed, cast = _canonical(tape, nodes, in_place)
@@ -115,7 +115,7 @@ def cut(tape: Tape, site: Site, shapes_of: Callable[[frozenset[int]], Shapes]) -
     return _renumbered(tape, kept, targets, leaves, batches, shapes, cast)
 
 
-def _slice(tape: Tape, site: Site) -> list[Node]:
+def _slice(tape: Tape, site: Site | HostRead) -> list[Node]:
     """The nodes that the values depend on, through views and writes, in order."""
     needed, memory, kept = set(site.numbers), {id(storage) for storage in site.storages}, []
     for node in reversed(tape.nodes[: site.position]):

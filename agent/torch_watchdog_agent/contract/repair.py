@@ -80,9 +80,17 @@ def _mended_cells(leaves: Leaves, findings: Sequence[Finding], resolve: Resolve)
 
 
 def _legal(finding: Finding) -> int:
-    if finding.rule.kind == "range" and finding.allowed.ignored is not None:
-        return finding.allowed.ignored
-    return max(0, int(finding.allowed.low)) if finding.rule.kind == "range" else 0
+    """Rather an ordinary value of the same batch than padding or what a loss leaves out: a program that counts those must count the same."""
+    if finding.rule.kind != "range":
+        return 0
+    low, ignored = max(0, int(finding.allowed.low)), finding.allowed.ignored
+    if finding.rule.recipe.is_direct and finding.values[0].shape == finding.mask.shape:
+        others = finding.values[0][~finding.mask]
+        if ignored is not None:
+            others = others[others != ignored]
+        if others.numel():
+            return int(others.max())
+    return low if ignored is None else ignored
 
 
 def _mended_samples(leaves: Leaves, findings: Sequence[Finding], resolve: Resolve) -> dict[str, torch.Tensor]:

@@ -16,18 +16,22 @@ from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.recipe import Recipe
 from torch_watchdog_agent.contract.sizes import Shapes, Size, resolved
 
-__all__ = ["Rule"]
+__all__ = ["LOOKED_AT", "Rule"]
 
 TRACES_FOR_DIRECT = 2
 TRACES_FOR_DERIVED = 3
 UNCONFIRMED_ALLOWED = 2
 SELDOM_BATCHES = 1000
 AMBIGUOUS_ALLOWED = 24
+LOOKED_AT = "the program looks at the data first"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Rule:
-    """One learned limit. `opaque` says why it is not used, `doubt` why it may not act alone."""
+    """One learned limit. `opaque` says why it is not used, `doubt` why it may not act alone.
+
+    `looks`: how the values are computed that the program looks at before the consumer; None where that is not known.
+    """
 
     order: int
     op: str
@@ -51,6 +55,7 @@ class Rule:
     widened: bool = False  # the recipe is the whole tensor: which part of it is used depends on data
     opaque: str | None = None
     doubt: str | None = None
+    looks: tuple[Recipe, ...] | None = ()
 
     def allowed(self, shapes: Shapes) -> Range:
         """The legal values for a batch of these shapes; AmbiguousSizeError where the readings of the limit disagree."""
@@ -70,7 +75,16 @@ class Rule:
     @property
     def acts_alone(self) -> bool:
         """Whether its alarm needs no confirmation."""
-        if self.opaque or self.doubt or self.unconfirmed or self.kind in ("agree", "sum", "reach"):
+        return not self.doubt and self._is_sure
+
+    @property
+    def acts_unseen(self) -> bool:
+        """Whether its alarm needs no confirmation where all that the program looks at first is the same as for a legal batch."""
+        return self.doubt == LOOKED_AT and bool(self.looks) and self._is_sure
+
+    @property
+    def _is_sure(self) -> bool:
+        if self.opaque or self.unconfirmed or self.kind in ("agree", "sum", "reach"):
             return False  # (a program may correct lengths that do not add up before it uses them, and nobody sees it)
         if self.recipe.is_direct and self.live is not None:
             return self.traces >= 1

@@ -45,6 +45,7 @@ def _row(rule: Rule) -> dict[str, Any]:
         "module": rule.place.module,
         "learned_from": rule.learned_from,
         "acts_alone": rule.acts_alone,
+        "acts_unseen": rule.acts_unseen,
     }
 
 

@@ -19,7 +19,7 @@ from torch_watchdog_agent.contract.consumers import Use
 from torch_watchdog_agent.contract.frames import ModuleNames, Place
 from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref, Schema, Storage, Value
 
-__all__ = ["Site", "Tape"]
+__all__ = ["HostRead", "Site", "Tape"]
 
 MAX_KEPT_ELEMENTS = 1 << 16  # of constants and of index tensors; larger ones are compared by a sample
 _FACTORY_LIKE = {
@@ -59,12 +59,15 @@ class Site:
 
 @dataclass(slots=True)
 class HostRead:
-    """A value of the batch that Python looked at: the program may have branched on it."""
+    """A value of the batch that Python looked at: the program may have branched on it. The rest is as in a Site, for its recipe."""
 
     leaves: frozenset[LeafRef]
     value: int | None
     call: tuple[str, int]
     position: int
+    numbers: tuple[int, ...]
+    storages: tuple[Storage, ...]
+    batch: int | None
 
 
 @dataclass(slots=True)
@@ -156,13 +159,19 @@ class Tape:
         if schema.name in _HANDLES_NAN:
             self.handled |= leaves
         if read is not None and impure is None and leaves:
-            self.reads.append(HostRead(leaves, out if type(out) is int else None, read, len(self.nodes)))
+            self.reads.append(self._read(values, leaves, out, read))
         if schema.dynamic or schema.name in ("masked_select", "nonzero"):
             self.dynamic_sizes.update(size for tensor in outs for size in tensor.shape)
         if impure is not None:
             self._record_impure(schema, args, inputs, values, outs, impure)
         else:
             self._record_pure(func, schema, args, kwargs, values, outs, leaves)
+
+    def _read(self, values: Sequence[Value], leaves: frozenset[LeafRef], out: Any, call: tuple[str, int]) -> HostRead:
+        return HostRead(
+            leaves=leaves, value=out if type(out) is int else None, call=call, position=len(self.nodes),
+            numbers=tuple(value.number for value in values), storages=tuple(value.storage for value in values), batch=self.latest,
+        )  # fmt: skip
 
     def _note_use(self, values: Sequence[Value]) -> None:
         for value in values:

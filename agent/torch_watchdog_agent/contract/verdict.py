@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
 
 from torch_watchdog_agent.contract.explain import odd_violation, violation_of
 from torch_watchdog_agent.contract.findings import Oddity
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.plan import Finding
-from torch_watchdog_agent.contract.replay import resolver
+from torch_watchdog_agent.contract.replay import replayed, resolver
 from torch_watchdog_agent.contract.signature import shapes_of
 from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_proto.messages import Violation
 
 __all__ = ["verdict"]
 
+Leaves: TypeAlias = Mapping[str, torch.Tensor]
+
 
 def verdict(
-    contract: Contract, findings: Sequence[Finding], oddities: Sequence[Oddity], origin: Origin
+    contract: Contract, findings: Sequence[Finding], oddities: Sequence[Oddity], origin: Origin, legal: Callable[[], Leaves | None]
 ) -> tuple[Violation | None, tuple[Violation, ...]]:
-    """The violation that needs no confirmation, if there is one, and the warnings."""
-    certain = [finding for finding in findings if finding.rule.acts_alone]
+    """The violation that needs no confirmation, if there is one, and the warnings. `legal`: what would take the place of the bad tensors."""
+    certain = [
+        finding for finding in findings if finding.rule.acts_alone or (finding.rule.acts_unseen and _is_unseen(finding, origin, legal()))
+    ]
     said = [violation for oddity in oddities if (violation := _of_oddity(contract, oddity, origin)) is not None]
     critical = [violation for violation in said if violation.severity == "critical"]
     if certain:
         critical.insert(0, violation_of(certain[0], origin, resolver(shapes_of(origin.leaves)), certain[1:]))
     return (critical[0] if critical else None), tuple(violation for violation in said if violation.severity == "warning")
+
+
+def _is_unseen(finding: Finding, origin: Origin, legal: Leaves | None) -> bool:
+    """Whether the program, which looks at the data before it uses them, sees the very same as if they were legal: then it cannot mean to mend them."""
+    if legal is None:
+        return False
+    resolve, instead = resolver(shapes_of(origin.leaves)), {**origin.leaves, **legal}
+    try:
+        return all(_same(replayed(look, origin.leaves, resolve), replayed(look, instead, resolve)) for look in finding.rule.looks or ())
+    except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
 def _of_oddity(contract: Contract, oddity: Oddity, origin: Origin) -> Violation | None:

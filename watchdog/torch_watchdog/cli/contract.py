@@ -28,7 +28,8 @@ COLUMNS = {
     "checked for": "the operation and the module that would fail",
     "line": "where that is called",
     "learned from": "the batch whose step taught it, or who declared it",
-    "a bad batch": "held: before the step begins. confirmed: the step runs with every operation watched, and the bad one is refused",
+    "a bad batch": "held: before the step begins; unseen: unless the program itself reads the bad value first. confirmed: the step runs with every"
+    " operation watched, and the bad one is refused",
 }
 
 
@@ -83,7 +84,7 @@ def _print(found: Mapping[str, Any], who: str) -> None:
 
 def _guarded(row: Row) -> tuple[object, ...]:
     acts = row.get("acts_alone")
-    bad = "" if acts is None else "held" if acts else "confirmed"
+    bad = "" if acts is None else "held" if acts else "held, unseen" if row.get("acts_unseen") else "confirmed"
     return row.get("key") or "(a length)", _index(row), _must_be(row), _consumer(row), _line(row), row.get("learned_from"), bad
 
 
