@@ -155,9 +155,10 @@ class JobForbiddenError(WatchdogError):
 class StoreError(WatchdogError):
     """The shared store did not answer, or is none of ours. Its password is not in here."""
 
-    def __init__(self, store: str, reason: str, advice: str) -> None:
+    def __init__(self, store: str, reason: str, advice: str, *, is_refusal: bool = False) -> None:
+        """`is_refusal`: it answers, and will never take this."""
         super().__init__(f"the store {store} cannot be used ({reason}). {advice}")
-        self.store, self.reason = store, reason
+        self.store, self.reason, self.is_refusal = store, reason, is_refusal
 
 
 class VersionSkewError(WatchdogError):

@@ -95,6 +95,8 @@ def test_postgresql_stops_for_a_while_and_no_report_is_acked_before_it_is_back(r
         node.say(m.Noticed(rank=0, step=2, micro_step=0, violation=BAD_TOKEN))
         until(fleet.incidents)  # the job is judged meanwhile
         assert not acked.is_set()
+        away = [line for line in fleet.get("metrics").text.splitlines() if line.startswith("torch_watchdog_store_away_seconds")]
+        assert float(away[0].split()[1]) > 0
         postgres.start()
         until(acked.is_set, 30)
         waiting.join(10)

@@ -17,7 +17,7 @@ from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.mirror import Mirror
 from torch_watchdog.store.owners import Owners
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
-from torch_watchdog.store.record import event_record, json_record, report_record
+from torch_watchdog.store.record import Record, event_record, json_record, report_record
 from torch_watchdog.store.retention import forget_old_files
 from torch_watchdog.store.transfer import bring_in, bring_out
 from torch_watchdog_proto.codec import stored_report
@@ -114,11 +114,12 @@ def test_a_job_has_one_daemon_and_passes_to_another_only_when_that_one_is_silent
         b.claim("job")
     for time_s[0] in range(0, 60, 5):
         a.beat(("job",))
-        assert b.beat(()).adopted == frozenset()
+        assert b.beat(()).orphans == {}
     time_s[0] += 9
-    assert b.beat(()).adopted == frozenset()
+    assert b.beat(()).orphans == {}
     time_s[0] += 5
-    assert b.beat(()).adopted == {"job"}
+    assert b.beat(()).orphans == {"job": "a"}
+    assert b.adopt("job", "a") and not b.adopt("job", "a")
     b.claim("job")
     assert a.beat(("job",)).lost == {"job"}
     with pytest.raises(JobElsewhereError):
@@ -187,6 +188,30 @@ def test_incidents_and_alerts_reach_the_store_before_the_reports_that_wait(tmp_p
     assert mirror.close(20)
     kinds = [record.kind for record in database.records("job")]
     assert len(kinds) == 501 and kinds.index("incident") <= 200
+
+
+def test_a_node_of_any_name_is_kept_and_a_record_that_the_database_never_takes_keeps_back_no_other(database: Database) -> None:
+    stored, acked = stored_report("node", "s", NodeReport(seq=1, time_ns=1)), list[int]()
+    mirror = Mirror(database, max_bytes=1 << 20, say=lambda _: None)
+    for number, node in enumerate(("plain", "nul\x00", "x" * 5000, "\ud800"), 1):
+        mirror.put(report_record("job", node, number, stored), _noting(acked, number))
+    mirror.put(Record(run="job", kind="event", key=None, body=b""))  # type: ignore[arg-type]
+    mirror.put(event_record("job", {"order": 1}), _noting(acked, 5))
+    assert mirror.close(20)
+    assert acked == [1, 2, 3, 4, 5] and len(list(database.records("job"))) == 5
+
+
+def test_a_daemon_that_is_asked_again_after_another_had_the_job_does_not_bring_its_old_words(database: Database, tmp_path: Path) -> None:
+    a, b = (Owners(database, name, clock=lambda: 0.0, now=lambda: 1.0) for name in "ab")
+    assert a.claim("job") and a.claim("job")
+    a.release()
+    assert not b.claim("job")
+    bring_in(database, run_directory(tmp_path), has_newest=False)
+    database.write([json_record("job", "incident", "1", INCIDENT | {"status": "resolved"})])
+    b.release()
+    bring_in(database, tmp_path / "job", has_newest=a.claim("job"))
+    bring_out(database, "job", tmp_path / "job")
+    assert read_incidents(tmp_path / "job")[0]["status"] == "resolved"
 
 
 def _noting(into: list[int], number: int) -> Callable[[], None]:

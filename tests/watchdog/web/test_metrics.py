@@ -47,6 +47,7 @@ def fake_view(*jobs: JobStatus) -> Any:
     return SimpleNamespace(
         live_jobs=lambda: live, job=lambda name: jobs[0], counters=Counters(started_s=1.0), ready=lambda: None, alerting=None,
         ingest=SimpleNamespace(num_dropped_writes=0),
+        store_away_s=float,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 from torch_watchdog.daemon.config import DaemonConfig
@@ -41,10 +41,12 @@ async def keeping(
     """While the body runs. `problem`: what keeps the daemon from its work, if anything."""
     tasks = []
     if store is not None:
-        tasks.append(asyncio.create_task(_every(config.lease_s / _BEATS_IN_A_LEASE, lambda: _beat(ingest, alerting, store, say))))
+        beat_s = config.lease_s / _BEATS_IN_A_LEASE
+        works = (lambda: _beat(ingest, store, say), lambda: _adopt(alerting, store, say))
+        tasks += [asyncio.create_task(_every(beat_s, work, say)) for work in works]
     retention_s = config.retention_s
     if retention_s is not None:
-        tasks.append(asyncio.create_task(_every(_RETENTION_EVERY_S, lambda: _forget_old(config, retention_s, ingest, store, say))))
+        tasks.append(asyncio.create_task(_every(_RETENTION_EVERY_S, lambda: _forget_old(config, retention_s, ingest, store, say), say)))
     if config.heartbeat_url is not None:
         beating = keep_beating(config.heartbeat_url, config.heartbeat_s, problem=problem, say=say)
         tasks.append(asyncio.create_task(beating))
@@ -57,25 +59,39 @@ async def keeping(
             await asyncio.wait(tasks)
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _every(seconds: float, work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:
+    has_failed = False
     while True:
-        with contextlib.suppress(StoreError, OSError):  # the mirror has said it, or will
+        try:
             await work()
+        except StoreError:
+            pass  # the mirror has said it, or will
+        except Exception as error:  # noqa: BLE001 - a daemon that stops beating loses all its jobs to others
+            if not has_failed:
+                say(f"looking after the store failed ({type(error).__name__}: {str(error)[:200]}): it is tried again")
+            has_failed = True
         await asyncio.sleep(seconds)
 
 
-async def _beat(ingest: Ingest, alerting: Alerting | None, store: FleetStore, say: Callable[[str], None]) -> None:
-    beat = await asyncio.to_thread(store.beat, tuple(live.job.name for live in ingest.jobs))
-    for name in sorted(beat.lost):
+async def _beat(ingest: Ingest, store: FleetStore, say: Callable[[str], None]) -> None:
+    lost = await asyncio.to_thread(store.beat, tuple(live.job.name for live in ingest.jobs))
+    for name in sorted(lost):
         ingest.give_up(name, "another daemon")
-    if beat.lost:
-        say(
-            f"{len(beat.lost)} jobs are at another daemon now, which did not hear of this one for too long: {', '.join(sorted(beat.lost)[:5])}"
-        )
-    if beat.adopted:
-        say(f"took over {len(beat.adopted)} jobs of a daemon that is gone: {', '.join(sorted(beat.adopted)[:5])}")
-    if beat.adopted and alerting is not None:
-        await alerting.adopted(beat.adopted)
+    if lost:
+        say(f"{len(lost)} jobs are at another daemon now, which did not hear of this one for too long: {_some(lost)}")
+
+
+async def _adopt(alerting: Alerting | None, store: FleetStore, say: Callable[[str], None]) -> None:
+    """Beside the beats, because it may take longer than a lease."""
+    adopted = await asyncio.to_thread(store.adopt)
+    if adopted:
+        say(f"took over {len(adopted)} jobs of a daemon that is gone: {_some(adopted)}")
+    if adopted and alerting is not None:
+        await alerting.adopted(adopted)
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
 
 
 async def _forget_old(
@@ -86,4 +102,4 @@ async def _forget_old(
     if store is not None:
         old |= set(await asyncio.to_thread(store.forget_older, before_s, held))
     if old:
-        say(f"removed the records of {len(old)} jobs that are older than {retention_s / 86_400:g} days: {', '.join(sorted(old)[:5])}")
+        say(f"removed the records of {len(old)} jobs that are older than {retention_s / 86_400:g} days: {_some(old)}")

@@ -49,7 +49,10 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
             ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=alerting, store=store)
             audit = Audit(config.audit_file, writer=writer, now=clock, say=say)
             calls = Calls(grants=grants, counters=counters, audit=audit, say=say if config.audit_file is not None else _quiet)
-            view = FleetView(ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting, audit=audit)
+            view = FleetView(
+                ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting, audit=audit,
+                store_away_s=lambda: 0.0 if store is None else store.mirror.away_s,
+            )  # fmt: skip
             async with (
                 _serving(config, view, index, calls) as addresses,
                 _web(config, view, grants, say) as pages,

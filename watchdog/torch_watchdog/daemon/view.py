@@ -37,6 +37,7 @@ class FleetView:
     ready: Callable[[], str | None]
     alerting: Alerting | None = None
     audit: Audit | None = None
+    store_away_s: Callable[[], float] = float  # how long a shared store has not answered
 
     def live_jobs(self) -> Sequence[LiveJob]:
         return self.ingest.jobs

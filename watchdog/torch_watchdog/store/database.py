@@ -201,7 +201,8 @@ def _migrate(connection: sa.Connection) -> None:
 
 def _store_error(engine: sa.Engine, error: sa.exc.SQLAlchemyError) -> StoreError:
     words = str(getattr(error, "orig", None) or error).strip().splitlines() or [type(error).__name__]
-    return StoreError(_shown(engine), words[0][:200], "Is it running, and may this user write to it?")
+    is_refusal = isinstance(error, sa.exc.DataError | sa.exc.IntegrityError)
+    return StoreError(_shown(engine), words[0][:200], "Is it running, and may this user write to it?", is_refusal=is_refusal)
 
 
 def _shown(engine: sa.Engine) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from torch_watchdog.errors import StoreError
 from torch_watchdog.store.database import Database
 from torch_watchdog.store.mirror import Mirror
-from torch_watchdog.store.owners import LEASE_S, Beat, Owners
+from torch_watchdog.store.owners import LEASE_S, Owners
 from torch_watchdog.store.record import Record
 from torch_watchdog.store.transfer import bring_in, bring_out
 
@@ -29,7 +29,7 @@ class FleetStore:
     def __init__(self, url: str, runs_dir: Path, *, say: Callable[[str], None], lease_s: float = LEASE_S) -> None:
         self._runs_dir = runs_dir
         self._database = Database.open(url)
-        self._adopted = set[str]()  # what this folder has of them is older than the store's
+        self._orphans: Mapping[str, str] = {}
         me = f"{socket.gethostname()}:{runs_dir}"[:200]
         self._owners = Owners(self._database, me, clock=time.monotonic, now=time.time, lease_s=lease_s)
         self.mirror = Mirror(self._database, max_bytes=_MAX_WAITING_BYTES, say=say)
@@ -39,20 +39,25 @@ class FleetStore:
 
     def open_run(self, run: str) -> None:
         """This daemon decides for the run, and its folder holds all there is of it. Raises JobElsewhereError, StoreError, OSError."""
-        self._owners.claim(run)
+        was_ours = self._owners.claim(run)
         run_dir = self._runs_dir / run
-        bring_in(
-            self._database, run_dir, has_newest=run not in self._adopted
-        )  # first: what this daemon wrote and died before it could bring
+        bring_in(self._database, run_dir, has_newest=was_ours)  # first: what this daemon wrote and died before it could bring
         bring_out(self._database, run, run_dir)
 
-    def beat(self, held: Collection[str]) -> Beat:
-        """Adopted runs are in this daemon's folder then. Raises StoreError."""
+    def beat(self, held: Collection[str]) -> frozenset[str]:
+        """Says that this daemon is there; which of its runs others have taken. Raises StoreError."""
         beat = self._owners.beat(held)
-        for run in sorted(beat.adopted):
-            self._adopted.add(run)
-            bring_out(self._database, run, self._runs_dir / run)
-        return beat
+        self._orphans = beat.orphans
+        return beat.lost
+
+    def adopt(self) -> frozenset[str]:
+        """Takes the runs of daemons that the last beat found gone; their files are in this daemon's folder then. Takes its time. Raises StoreError, OSError."""
+        adopted = set[str]()
+        for run, owner in sorted(self._orphans.items()):
+            bring_out(self._database, run, self._runs_dir / run)  # first: who has a run has its newest words
+            if self._owners.adopt(run, owner):
+                adopted.add(run)
+        return frozenset(adopted)
 
     def forget_older(self, before_s: float, held: Collection[str]) -> tuple[str, ...]:
         return self._database.forget_older(before_s, held)

@@ -75,7 +75,7 @@ class Mirror:
         wait_s = _FIRST_WAIT_S
         while batch := self._next_batch():
             try:
-                self._database.write(record for record, _ in batch)
+                self._write([record for record, _ in batch])
             except StoreError as error:
                 self._is_away(error)
                 with self._changed:
@@ -88,6 +88,19 @@ class Mirror:
             wait_s = _FIRST_WAIT_S
             self._take_off(batch)
             _call(done for _, done in batch)
+
+    def _write(self, records: Sequence[Record]) -> None:
+        """Raises StoreError where it must be tried again. One that the database will never take must not keep back the others."""
+        try:
+            self._database.write(records)
+        except StoreError as error:
+            if not error.is_refusal:
+                raise
+            if len(records) == 1:
+                self.num_dropped += 1
+                return
+            for record in records:
+                self._write([record])
 
     def _next_batch(self) -> list[_Item]:
         """Waits for one; empty at the end."""

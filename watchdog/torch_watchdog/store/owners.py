@@ -6,26 +6,25 @@ and its runs may be taken. So clocks of two machines are never compared. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from torch_watchdog.errors import JobElsewhereError
 from torch_watchdog.store.database import DAEMONS, RUNS, Database, upsert
 
-__all__ = ["BEAT_S", "LEASE_S", "Beat", "Owners"]
+__all__ = ["LEASE_S", "Beat", "Owners"]
 
-BEAT_S = 2.0
 LEASE_S = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What one beat found: runs of ours that others have taken, and runs of daemons that are gone, which are ours now."""
+    """What one beat found: runs of ours that others have taken, and runs of daemons that are gone, with those daemons' names."""
 
     lost: frozenset[str] = frozenset()
-    adopted: frozenset[str] = frozenset()
+    orphans: Mapping[str, str] = field(default_factory=dict)
 
 
 class Owners:
@@ -49,17 +48,24 @@ class Owners:
                 if owners.get(name) == self._me:
                     connection.execute(RUNS.update().where(RUNS.c.name == name).values(seen_s=self._now()))
             gone = self._gone(beats, set(owners.values()))
-            adopted = {name for name, owner in owners.items() if owner in gone and self._take(connection, name, owner)}
-        return Beat(lost=frozenset(name for name in held if owners.get(name) != self._me), adopted=frozenset(adopted))
+        orphans = {name: owner for name, owner in owners.items() if owner in gone}
+        return Beat(lost=frozenset(name for name in held if owners.get(name) != self._me), orphans=orphans)
 
-    def claim(self, run: str) -> None:
-        """This daemon decides for the run from now on, as it may have before. Raises JobElsewhereError while another one does, StoreError."""
+    def adopt(self, run: str, owner: str) -> bool:
+        """Takes a run of a daemon that is gone; False where another one was faster. Raises StoreError."""
         with self._database.transaction() as connection:
+            return self._take(connection, run, owner)
+
+    def claim(self, run: str) -> bool:
+        """This daemon decides for the run from now on. True where it did before, or nobody. Raises JobElsewhereError while another one does, StoreError."""
+        with self._database.transaction() as connection:
+            before = connection.scalar(sa.select(RUNS.c.owner).where(RUNS.c.name == run))
             connection.execute(upsert(connection, RUNS, {"name": run, "owner": self._me, "seen_s": self._now()}, ()))
             self._take(connection, run, "")  # one that was only imported
             owner = connection.scalar(sa.select(RUNS.c.owner).where(RUNS.c.name == run))
         if owner != self._me:
             raise JobElsewhereError(run, str(owner))
+        return before in (None, self._me)
 
     def release(self) -> None:
         """This daemon ends: who is asked next for a run of it need not wait. Raises StoreError."""

@@ -5,7 +5,9 @@ Owns the keys, which make keeping a thing twice the same as once. Without SQLAlc
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ __all__ = ["REPLACED", "Kind", "Record", "event_record", "json_record", "report_
 
 Kind: TypeAlias = Literal["report", "event", "incident", "stacks", "alerts"]
 REPLACED: frozenset[Kind] = frozenset({"incident", "stacks", "alerts"})  # the newest words count; a report or an event never changes
+_PLAIN = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,9 @@ class Record:
 
 
 def report_record(run: str, node: str, seq: int, stored: bytes) -> Record:
-    return Record(run=run, kind="report", key=f"{node}:{seq}", body=zlib.compress(stored, 1))
+    """A node's name may be any text; what a database may not take as a key becomes its digest."""
+    name = node if _PLAIN.fullmatch(node) else hashlib.sha256(node.encode("utf-8", "replace")).hexdigest()
+    return Record(run=run, kind="report", key=f"{name}:{seq}", body=zlib.compress(stored, 1))
 
 
 def event_record(run: str, event: Mapping[str, Any]) -> Record:

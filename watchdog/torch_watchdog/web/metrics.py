@@ -68,6 +68,9 @@ def _of_daemon(view: FleetView, jobs: list[JobStatus]) -> Iterator[Metric]:
     yield by_state
     yield _counter("reports", "Reports of nodes that were taken.", view.counters.reports)
     yield _counter("repeated_reports", "Reports that had been taken before, and came again.", view.counters.repeated_reports)
+    yield _gauge(
+        "store_away_seconds", "For how long the shared store has not answered; 0 where it does, or there is none.", view.store_away_s()
+    )
     yield _counter("dropped_writes", "Records that the run directories did not take.", view.ingest.num_dropped_writes)
     refused = CounterMetricFamily(f"{_PREFIX}_refused_calls", "Calls that were refused, by reason.", labels=["reason"])
     for reason, count in sorted(view.counters.refused_calls.items()):
