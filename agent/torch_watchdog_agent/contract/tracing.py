@@ -58,6 +58,7 @@ class Tracer:
     flights: dict[int, Flight] = field(default_factory=dict)
     ahead: int | None = None  # batches in hand, at the newest traced gate, that came after the newest one in use
     _newest_used: int = -1
+    _is_due: bool = False  # a gate has been passed where the trace could not end
 
     @property
     def tracing(self) -> bool:
@@ -78,8 +79,10 @@ class Tracer:
         return True
 
     def end_if_used(self) -> None:
-        """A further batch comes: what was traced so far is complete where every batch in flight has been used."""
-        if self.mode is not None and self.flights and all(number in self.mode.tape.used for number in self.flights):
+        """A further batch comes: what was traced so far is complete where every batch in flight has been used, or a step has ended."""
+        if self.mode is not None and self._is_due:
+            self.end_at_gate()
+        elif self.mode is not None and self.flights and all(number in self.mode.tape.used for number in self.flights):
             self.end()
 
     def enter(self, flight: Flight) -> None:
@@ -96,7 +99,7 @@ class Tracer:
             return True
         if not mode.pop():
             return False
-        self.mode, self._call = None, self.call
+        self.mode, self._call, self._is_due = None, self.call, False
         self._newest_used = max((number for number in self.flights if number in mode.tape.used), default=self._newest_used)
         done = {number: flight for number, flight in self.flights.items() if number in mode.tape.touched or flight.waits >= MAX_WAITS}
         waiting = [flight for number, flight in self.flights.items() if number not in done]
@@ -111,6 +114,9 @@ class Tracer:
 
     def end_at_gate(self) -> None:
         """The step is over. A loop that prefetches has batches in hand that only a later step will use."""
+        if torch._C._current_graph_task_id() != -1:
+            self._is_due = True  # an optimizer that steps inside backward: autograd would bring a mode back that leaves here
+            return
         numbers = tuple(self.flights)
         if self.end() and self._newest_used >= 0:
             self.ahead = sum(number > self._newest_used for number in numbers)

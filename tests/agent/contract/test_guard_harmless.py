@@ -230,6 +230,27 @@ def test_evaluation_without_gates_does_not_trace_for_ever() -> None:
     assert not traced[-1]
 
 
+def test_a_gate_inside_backward_leaves_no_mode_behind_and_later_steps_teach_too() -> None:
+    """An optimizer that updates each parameter as soon as its gradient is there: autograd brings back what was pushed when backward began."""
+    torch.manual_seed(0)
+    model = Net()
+    loop = Loop(model, step)
+
+    def update(parameter: torch.Tensor) -> None:
+        loop.guard.step_ended()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    seen = loop.train(batches(8))
+    assert modes_on_stack() == 0 and not loop.guard.tracing
+    assert not seen[-1].checked.needs_trace
+    bad = batches(1)[0]
+    bad["x"][2, 1] = 77
+    violation = loop.step(bad).checked.violation
+    assert violation is not None and violation.batch.value == 77
+
+
 def test_a_mode_is_pushed_only_while_a_step_is_traced() -> None:
     loop = Loop(Net(), step)
     loop.train(batches(10))
