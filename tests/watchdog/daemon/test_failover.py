@@ -17,6 +17,7 @@ from services import PostgresServer, needs
 
 from torch_watchdog.alerts.routes import Match, Route
 from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog.store.database import RUNS, Database
 from torch_watchdog_proto import messages as m
 
 
@@ -79,6 +80,24 @@ def test_an_alert_of_a_daemon_that_ended_is_resolved_by_the_other_under_its_key(
             until(lambda: receiver.bodies(event_action="resolve"))
         told = Counter((body["event_action"], body["dedup_key"]) for body in receiver.bodies())
         assert set(told.values()) == {1} and len({key for _, key in told}) == 1
+
+
+def test_a_daemon_that_was_taken_for_dead_gives_its_job_up_and_writes_no_more_of_it(root: Path) -> None:
+    store = f"sqlite:///{root / 'store.sqlite'}"
+    with daemon(root, "a", store) as first:
+        node = first.node()
+        node.steps(0, 0)
+        database = Database.open(store)
+        with database.transaction() as connection:
+            connection.execute(RUNS.update().values(owner="another"))
+        until(lambda: any("at another daemon now" in line for line in first.said))
+        known = {record.key for record in database.records("job", "event")}
+        with pytest.raises(grpc.RpcError) as raised:
+            node.steps(0, 1)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert first.get("api/v1/jobs/job").status_code == 404
+    assert {record.key for record in database.records("job", "event")} == known
+    database.close()
 
 
 @needs("initdb", "postgres")

@@ -1,4 +1,4 @@
-"""`watchdog serve`: a daemon for many jobs, on this machine's loopback."""
+"""`watchdog serve`: a daemon for many jobs."""
 
 from __future__ import annotations
 

@@ -116,6 +116,8 @@ class LiveJob:
 
     def handle(self, event: Event) -> tuple[Effect, ...]:
         """Tells the job, and does what it wants done. Returns the effects, for a caller that waits for a refusal."""
+        if self.taken_by is not None:
+            return ()  # another daemon writes this job's story now
         effects = self.job.handle(event, now=self._clock())
         for effect in effects:
             self._do(effect)
