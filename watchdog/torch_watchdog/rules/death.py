@@ -1,4 +1,4 @@
-"""rank.died, rank.exception, rank.assert, rank.hang, rank.desync, memory.oom: what the first failure is called, and the sentences about it.
+"""rank.died, rank.exception, rank.assert, rank.hang, rank.desync, memory.oom, loader.worker_died: what the first failure is called, and the sentences about it.
 
 Pure: the judgement of `job/first_failure.py` in, kind and words out.
 """
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch_watchdog.job.first_failure import FirstFailure, RankEnd
 from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
+from torch_watchdog.rules.loader_died import LoaderDeath, loader_death
 
 __all__ = ["Verdict", "judge"]
 
@@ -27,7 +28,9 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator
 class Verdict:
     """What the first failure is called, and the sentences about it. `assertion`: the device-side assertion behind it."""
 
-    kind: Literal["rank.died", "rank.exception", "rank.assert", "rank.hang", "rank.desync", "memory.oom", "config.ddp"]
+    kind: Literal[
+        "rank.died", "rank.exception", "rank.assert", "rank.hang", "rank.desync", "memory.oom", "config.ddp", "loader.worker_died"
+    ]
     severity: Literal["warning", "critical"]
     summary: str
     cause: str
@@ -56,6 +59,9 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
         return _out_of_memory(end, where)
     if end.signal is not None:
         return _died(end, where)
+    by_worker = loader_death(end.text)
+    if by_worker is not None:
+        return _worker_died(end, where, by_worker)
     return _raised(end, where)
 
 
@@ -80,6 +86,11 @@ def _raised(end: RankEnd, where: str) -> Verdict:
         if by_ddp is None
         else by_ddp.fix,
     )
+
+
+def _worker_died(end: RankEnd, where: str, death: LoaderDeath) -> Verdict:
+    at = f" at {end.where}" if end.where else ""
+    return Verdict(kind="loader.worker_died", severity="critical", summary=f"{where}: {death.said}{at}", cause=death.cause, fix=death.fix)
 
 
 def _skipped(first: FirstFailure, where: str) -> Verdict:

@@ -1,0 +1,77 @@
+"""A worker of the data loader that died is told as such, with its pid and what to change; an exception inside a worker is the dataset's."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd
+from torch_watchdog.rules.death import Verdict, judge
+from torch_watchdog.rules.loader_died import loader_death
+
+
+def verdict_on(text: str, log: str = "") -> Verdict:
+    return judge(FirstFailure(culprits=(RankEnd(rank=1, node="a", pid=1, exit_code=1, step=40, text=text, log=log),), victims=(0,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "word"),
+    [
+        (
+            "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ",
+            "worker (pid 4711) killed by signal: Killed",
+            "prefetch_factor",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+            "(pid 7) killed by signal: Bus error",
+            "shm",
+        ),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Segmentation fault. ", "Segmentation fault", "spawn"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted. ", "Aborted", "num_workers=0"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated. ", "Terminated", "scheduler"),
+        ("RuntimeError: DataLoader worker (pid(s) 81, 82) exited unexpectedly", "(pid 81, 82) exited unexpectedly", "num_workers=0"),
+    ],
+)
+def test_a_dead_worker_is_told_with_its_pid_and_what_to_change(text: str, said: str, word: str) -> None:
+    verdict = verdict_on(text)
+    assert (verdict.kind, verdict.severity) == ("loader.worker_died", "critical")
+    assert verdict.summary.startswith("rank 1, in step 40: data loader worker")
+    assert said in verdict.summary
+    assert word in verdict.fix
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ValueError: Caught ValueError in DataLoader worker process 0.", "RuntimeError: DataLoader timed out after 5 seconds"]
+)
+def test_any_other_error_is_none_of_them(text: str) -> None:
+    assert loader_death(text) is None
+    assert verdict_on(text).kind == "rank.exception"
+
+
+def test_a_worker_that_the_container_killed_for_memory_is_an_out_of_memory() -> None:
+    assert (
+        verdict_on("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", "oom-kill: constraint=MEMCG").kind
+        == "memory.oom"
+    )
+
+
+class Deadly(Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(1)
+
+
+def test_the_installed_torch_still_says_it_in_these_words() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        list(DataLoader(Deadly(), num_workers=1, timeout=60))
+    told = loader_death(f"RuntimeError: {raised.value}")
+    assert told is not None, str(raised.value)
