@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,19 @@ def test_a_batch_comes_back_in_the_loops_own_containers(tmp_path: Path) -> None:
 def test_a_batch_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
     assert not bundle.write(tmp_path / "b.safetensors", torch.ones(100), max_bytes=10)
     assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_batch(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            bundle.write(tmp_path / "b.safetensors", torch.ones(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_scripts_batch_is_refused(tmp_path: Path) -> None:

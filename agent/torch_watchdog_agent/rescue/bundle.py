@@ -41,8 +41,13 @@ def write(path: Path, batch: object, *, max_bytes: int = MAX_BYTES, from_device:
     if not leaves or sum(tensor.numel() * tensor.element_size() for tensor in leaves.values()) > max_bytes:
         return False
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(save({key: tensor.cpu().contiguous().clone() for key, tensor in leaves.items()}))
+    data = save({key: tensor.cpu().contiguous().clone() for key, tensor in leaves.items()})
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+    except OSError:
+        path.unlink(missing_ok=True)  # half a batch helps nobody
+        raise
     return True
 
 
