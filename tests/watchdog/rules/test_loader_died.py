@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 from torch_watchdog.job.first_failure import FirstFailure, RankEnd
 from torch_watchdog.rules.death import Verdict, judge
@@ -58,20 +53,3 @@ def test_a_worker_that_the_container_killed_for_memory_is_an_out_of_memory() -> 
         verdict_on("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", "oom-kill: constraint=MEMCG").kind
         == "memory.oom"
     )
-
-
-class Deadly(Dataset):  # type: ignore[type-arg]
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, number: int) -> torch.Tensor:
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros(1)
-
-
-def test_the_installed_torch_still_says_it_in_these_words() -> None:
-    with pytest.raises(RuntimeError) as raised:
-        list(DataLoader(Deadly(), num_workers=1, timeout=60))
-    told = loader_death(f"RuntimeError: {raised.value}")
-    assert told is not None, str(raised.value)
