@@ -128,7 +128,8 @@ def write(out: Path, runs: dict[str, Any]) -> None:
         "python": platform.python_version(),
         "cores": os.cpu_count(),
     }
-    out.write_text(json.dumps({"about": about, "runs": runs}, indent=1) + "\n")
+    told = json.dumps({"about": about, "runs": runs}, indent=1).replace(f"{HERE}/", "")  # where this checkout lies is nobody's matter
+    out.write_text(told + "\n")
 
 
 def table(results: dict[str, Any]) -> str:
