@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 import random
 
 import numpy as np
@@ -74,6 +76,25 @@ def test_no_attribute_of_ours_is_left_on_a_tensor() -> None:
     loop.train(data)
     assert all(not vars(tensor) for batch in data for tensor in batch.values())
     copy.deepcopy(data)
+
+
+def test_copies_pickles_and_saves_inside_a_traced_step_hold_the_plain_tensors() -> None:
+    def copying(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+        saved = io.BytesIO()
+        torch.save({"batch": batch, "model": model.state_dict()}, saved)
+        saved.seek(0)
+        loaded = torch.load(saved, weights_only=True)["batch"]
+        for made in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), loaded):
+            assert all(type(made[key]) is torch.Tensor and torch.equal(made[key], batch[key]) for key in batch)
+        step(copy.deepcopy(model), made)  # a teacher, on a copy of the batch
+        step(model, batch)
+
+    loop = Loop(Net(), copying)
+    assert all(seen.violation is None and seen.raised is None for seen in loop.train(batches()))
+    bad = batches(1)[0]
+    bad["x"][1, 2] = 50
+    assert loop.step(bad, go_on=False).violation is not None
+    assert loop.said == []
 
 
 def test_the_batch_is_never_changed() -> None:
