@@ -25,7 +25,7 @@ __all__ = ["LaunchConfig", "load_config"]
 
 DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
-SITE_FILE = Path("/etc/torch-watchdog/site.toml")  # of the machine's owner: what it locks wins over every flag
+SITE_FILE = Path("/etc/torch-watchdog/config.toml")  # of the machine's owner: what it locks wins over every flag
 LONGEST_GRACE_S = 86_400
 EXIT_CODES = {"bad_data": EXIT_BAD_DATA, "diverged": EXIT_DIVERGED, "machine": EXIT_MACHINE}
 
@@ -37,7 +37,7 @@ OnSignal: TypeAlias = Literal["checkpoint", "pass"]
 class LaunchConfig:
     """`daemon` is "auto", "HOST:PORT" or "unix:PATH"; paths are absolute. `bounds` are those of batch tensors by key.
 
-    `enabled` False: this site, or TORCH_WATCHDOG_OFF, wants the command to run as if we were not there.
+    `enabled` False: this site wants the command to run as if we were not there.
     `overruled`: lines on settings that the site has locked.
 
     `scan` is set by `watchdog scan` alone.
@@ -71,7 +71,7 @@ def load_config(flags: Mapping[str, Any], *, file: Path | None = None, site_file
     """The settings of this launch. `flags` holds only what was given on the command line. Raises ConfigError."""
     path, values = _read_file(file)
     enabled, locked = _site(site_file)
-    found: dict[str, Any] = {"enabled": enabled and not os.environ.get(PREFIX + "OFF")}
+    found: dict[str, Any] = {"enabled": enabled}
     overruled = []
     for name, check in _CHECKS.items():
         where, value = _given(name, flags, path, values)

@@ -35,7 +35,7 @@ def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_
     if not config.enabled:
         from torch_watchdog.launch.run import become
 
-        say("switched off here (TORCH_WATCHDOG_OFF, or the site's own settings): this runs unwatched")
+        say("switched off on this machine (/etc/torch-watchdog/config.toml): this runs unwatched")
         become(words)
     for line in config.overruled:
         say(line)
