@@ -6,13 +6,13 @@
   const canvas = document.getElementById("map"), metric = document.getElementById("metric"), out = document.getElementById("out");
   const told = document.getElementById("cell"), table = document.querySelector("#rows tbody");
   const FRESH_MS = 5000, ROW_PX = 3, MOST_PX = 640;
-  let shown = null, range = null, at = { row: 0, column: 0 }, later = 0, loading = false;
+  let shown = null, range = null, at = { row: 0, column: 0 }, later = 0, loading = false, again = false;
 
   const short = (value) => value === null || value === undefined ? "" : Number(value.toPrecision(4)).toString();
   const withUnit = (value) => value === null || value === undefined ? "nothing" : `${short(value)} ${shown.unit}`.trim();
 
   async function load() {
-    if (loading) { return; }
+    if (loading) { again = true; return; }  // what is asked for meanwhile must not be lost
     loading = true;
     clearTimeout(later);
     const asked = new URLSearchParams({ metric: metric.value });
@@ -23,6 +23,7 @@
       else { told.textContent = `the map could not be loaded (${answer.status})`; }
     } catch { told.textContent = "the daemon does not answer"; }
     loading = false;
+    if (again) { again = false; load(); return; }
     if (!ended()) { later = setTimeout(load, FRESH_MS); }
   }
 
