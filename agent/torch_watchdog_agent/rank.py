@@ -11,11 +11,11 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent import keeper, lockstep
+from torch_watchdog_agent.asked import AskedResume
 from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["VETOED", "Rank"]
 
-RESUMED = "resumed"  # a file in the run directory
 VETOED = -1  # instead of a window's number
 
 
@@ -88,7 +87,7 @@ class Rank:
         self._gates_seen = self._trains_in_eval = False
         self._looked_inside = False
         self._preemption = self._preempted()
-        self._resume_is_open = config.resume is not None and identity.rank == 0
+        self.resume = AskedResume(config.resume, Path(config.run_dir), speaks=identity.rank == 0, say=self.say)
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
@@ -180,18 +179,12 @@ class Rank:
     def resumed(self, path: Path, *, updates_applied: int) -> None:
         """The training goes on from the checkpoint at `path`: what was left out before stays out."""
         self.loop.resumed(updates_applied)
-        self.resume_taken()
+        self.resume.taken()
         count = self.quarantine.take_over(path / FILE_NAME)
         if count and self.identity.rank == 0:
             self.say(
                 f"bad samples that stay left out: {count}. Once they are mended, remove {path / FILE_NAME} and launch without --quarantine"
             )
-
-    def resume_taken(self) -> None:
-        """The script asks for the checkpoint of --resume, or its framework does."""
-        self._resume_is_open = False
-        with suppress(OSError):
-            (Path(self.config.run_dir) / RESUMED).touch()  # the launch says so where nobody took its --resume
 
     def forget_in_child(self) -> None:
         """After a fork: ring and socket belong to the parent."""
@@ -386,18 +379,10 @@ class Rank:
         first = self.loop.gate_done(applied=applied)
         if first:
             self.history.step_done(number, vetoed=not applied)
-            self._miss_resume()
+            self.resume.missed()
             if self.guard.has_learned():
                 self.write_contract()
         return first
-
-    def _miss_resume(self) -> None:
-        """Said after the first step, not after days."""
-        if self._resume_is_open:
-            self._resume_is_open = False
-            self.say(
-                f"--resume {self.config.resume} has not been taken: no restore() came before the first step, this training begins from nothing"
-            )
 
     # Evidence
 

@@ -182,7 +182,7 @@ def _tell_rank_of_call() -> None:
 
     here = rank()
     if here is not None:
-        here.resume_taken()
+        here.resume.taken()
 
 
 def _tell_rank(path: Path, updates_applied: int) -> None:

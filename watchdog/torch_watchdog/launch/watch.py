@@ -27,6 +27,7 @@ from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
 from torch_watchdog.launch.summary import JobEnd, as_typed
 from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.node.agent import NodeAgent
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
@@ -68,7 +69,7 @@ class Watch:
     def unused_resume(self) -> str | None:
         """The checkpoint of --resume, where no rank said that it took it."""
         resume = self.record.get("resume")
-        return str(resume) if resume and not (self.directory.root / "resumed").exists() else None
+        return str(resume) if resume and not (self.directory.root / TAKEN).exists() else None
 
     def ranks_heard(self) -> int:
         """How many ranks of this launch have left a trace here: a log, or what they learned. For where no daemon can tell."""
