@@ -20,6 +20,7 @@ __all__ = ["SIGNALS", "Preemption"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _POLL_S = 0.2
+_UNHANDLED = {signal.SIGTERM: (signal.SIG_DFL,), signal.SIGUSR1: (signal.SIG_DFL, signal.SIG_IGN)}
 
 
 class Preemption:
@@ -35,10 +36,12 @@ class Preemption:
         self._told = self._is_due = False
 
     def install(self) -> tuple[signal.Signals, ...]:
-        """Takes the signals that nobody handles; returns them. None of them on another than the main thread."""
+        """Takes the signals that nobody handles; returns them. None of them on another than the main thread. SIGUSR1 is ignored by us, at the launch;
+        who ignores SIGTERM means to live on.
+        """
         if threading.current_thread() is not threading.main_thread():
             return ()
-        taken = tuple(number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN))
+        taken = tuple(number for number in SIGNALS if signal.getsignal(number) in _UNHANDLED[number])
         for number in taken:
             signal.signal(number, self._on_signal)
         return taken

@@ -65,6 +65,13 @@ def test_a_program_that_trained_on_to_its_end_within_the_grace_has_finished() ->
     assert program.ended() == ("told 15\n", 0)
 
 
+def test_a_program_that_ignores_sigterm_goes_on_as_without_us() -> None:
+    program = Program(before="signal.signal(signal.SIGTERM, signal.SIG_IGN)", after="signal.signal(signal.SIGUSR2, lambda *_: sys.exit(4))")
+    program.send(signal.SIGTERM)
+    program.send(signal.SIGUSR2)
+    assert program.ended() == ("", 4)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_told_once_and_the_rank_leaves_in_its_own_time(number: signal.Signals) -> None:
     program = Program(during="said.is_set() and sys.exit(5)")

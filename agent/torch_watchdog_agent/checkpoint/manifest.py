@@ -56,7 +56,7 @@ def commit(final: Path, manifest: Mapping[str, Any], *, good: bool, ours: bool =
     if aside is not None and (aside / MANIFEST).exists():
         remove(aside)  # one of ours, of the same step; what a framework wrote there stays
     if ours:
-        rotate(place.parent)
+        rotate(place.parent, just_made=place)
     return place
 
 
@@ -88,11 +88,13 @@ def finished(checkpoints_dir: Path) -> list[Checkpoint]:
     return sorted(all_of_them, key=lambda checkpoint: (checkpoint.updates_applied, -len(checkpoint.path.name)))
 
 
-def rotate(checkpoints_dir: Path, *, kept: int = KEPT) -> None:
-    """Remove all but the newest `kept`, never the newest good one; and what older attempts left half written."""
+def rotate(checkpoints_dir: Path, *, kept: int = KEPT, just_made: Path | None = None) -> None:
+    """Remove all but the newest `kept`, never the newest good one nor the one that was just made (an attempt that began anew has fewer updates than
+    the one before it); and what older attempts left half written.
+    """
     ordered = finished(checkpoints_dir)
     good = [checkpoint for checkpoint in ordered if checkpoint.good]
-    keep = {checkpoint.path for checkpoint in (*ordered[-kept:], *good[-1:])}
+    keep = {checkpoint.path for checkpoint in (*ordered[-kept:], *good[-1:])} | {just_made}
     for checkpoint in ordered:
         if checkpoint.path not in keep:
             remove(checkpoint.path)

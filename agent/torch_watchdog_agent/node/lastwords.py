@@ -6,7 +6,7 @@ Stands in for the daemon's answer where the daemon is gone by the end: the exit 
 from __future__ import annotations
 
 from torch_watchdog_agent.node.config import JobOutcome
-from torch_watchdog_proto.messages import EXIT_BAD_DATA, Commit, Hold, Left, Order, RankMessage, Refused
+from torch_watchdog_proto.messages import EXIT_BAD_DATA, Commit, Hold, Left, Order, RankHello, RankMessage, Refused, Vetoed
 
 __all__ = ["LastWords"]
 
@@ -17,21 +17,33 @@ class LastWords:
     def __init__(self) -> None:
         self._codes: dict[int, int] = {}  # generation -> the exit code of its Commit
         self._left: int | None = None
+        self._attempt = 0
+        self._left_out: set[int] = set()  # steps: nothing failed of their batches
         self._found: dict[tuple[int, int], str] = {}
 
     def told(self, order: Order) -> None:
         if isinstance(order, Commit):
-            self._codes[order.generation] = order.exit_code
+            self._codes.pop(order.generation, None)  # of an attempt before this one
+            if order.leave:
+                self._codes[order.generation] = order.exit_code
 
     def heard(self, message: RankMessage) -> None:
-        if isinstance(message, Left):
+        if isinstance(message, RankHello):
+            self._begin_attempt(message.attempt)
+        elif isinstance(message, Left):
             self._left = message.generation
+        elif isinstance(message, Vetoed):
+            self._left_out.add(message.step)
         elif isinstance(message, Hold | Refused):
             self._found[message.rank, message.step] = f"rank {message.rank}, step {message.step}: {message.violation.summary}"
+
+    def _begin_attempt(self, attempt: int) -> None:
+        if attempt > self._attempt:
+            self._attempt, self._codes, self._left, self._found, self._left_out = attempt, {}, None, {}, set()
 
     def outcome(self, exit_code: int, *, why: str) -> JobOutcome:
         """How the job ended, as far as it is known here. `why` there is no better answer becomes a line."""
         stopped = self._codes.get(self._left) if self._left is not None else None
-        if stopped is None and self._found and exit_code != 0:
+        if stopped is None and exit_code != 0 and any(step not in self._left_out for _, step in self._found):
             stopped = EXIT_BAD_DATA  # a rank refused the batch and failed of it
         return JobOutcome(exit_code=stopped, lines=(why, *list(self._found.values())[:4]))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
+from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Holds, Look, Looked, Release, Rescue
@@ -41,7 +42,7 @@ class Rescuer:
         self._rank, self._announce_leave = rank, leave
         self._changed = threading.Condition()
         self._phase: Phase = "start"
-        self._steps_in_window = self._steps_in_last_window = 0
+        self._window = WholeWindow(lambda: sum(int(getattr(one, "last_epoch", 0)) for one in rank.subjects.schedulers()))
         self._free: Free | None = None
         self._words: deque[Order] = deque()
         self._asked = self._standing = self._over = False
@@ -61,19 +62,18 @@ class Rescuer:
     def at_hand_over(self, *, evaluation: bool) -> None:
         """A batch is about to be used."""
         if not evaluation and self._phase != "window":
-            if self._steps_in_window:
-                self._steps_in_last_window, self._steps_in_window = self._steps_in_window, 0
+            self._window.begin()
             self._come_to("window")
             self._updates_at_window = self._rank.loop.updates_applied
 
     def at_gate(self, optimizer: Any) -> None:
         """The update may follow: from here on the state is in flux."""
         self._come_to("update")
-        self._steps_in_window += 1
+        self._window.stepped(optimizer)
         if self._rank.config.device_gate and self._device is None and not self._device_asked:
             self._device_asked = True
             self._device = self._device_gate(optimizer)
-        if self._device is not None and self._steps_in_window == 1:
+        if self._device is not None and self._window.num_steps == 1:
             self._on_device(self._device.before_update, self._rank.loop.updates_applied + 1)
 
     def after_gate(self, *, window_closed: bool) -> None:
@@ -279,7 +279,7 @@ class Rescuer:
 
         with self._changed:
             launching = self._phase == "update" and not self._standing
-            half = self._steps_in_last_window > 1
+            half = self._window.most_steps > 1
         if launching:
             return "nothing", "its update was being launched, and a half step is never saved"
         if half:
@@ -313,8 +313,9 @@ class Rescuer:
         with self._changed:
             if self._phase == "update":
                 return "nothing", "its update was under way, and a half step is never saved"
-            if self._phase == "after" and self._steps_in_window < self._steps_in_last_window:
-                return "nothing", "not all optimizers of its step had stepped, and a half step is never saved"
+            missing = self._window.missing(state.optimizers) if self._phase == "after" else ""
+            if missing:
+                return "nothing", f"{missing}, and a half step is never saved"
         if not self._rank.loop.updates_applied:
             return "nothing", "no update had been applied yet"
         return holdings(state, world_size=self._rank.identity.world_size)

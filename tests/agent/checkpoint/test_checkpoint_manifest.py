@@ -116,3 +116,9 @@ def test_a_removed_checkpoint_is_gone_at_once(tmp_path: Path) -> None:
     path = committed(tmp_path, 5)
     remove(path)
     assert finished(tmp_path) == []
+
+
+def test_what_was_just_made_stays_though_an_earlier_attempt_had_come_further(tmp_path: Path) -> None:
+    for step in (100, 200, 300):
+        committed(tmp_path, step)
+    assert verify(committed(tmp_path, 50))["updates_applied"] == 50

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_watchdog_agent.node.lastwords import LastWords
-from torch_watchdog_proto.messages import BatchFact, Commit, Hold, Left, Violation
+from torch_watchdog_proto.messages import BatchFact, Commit, Hold, Left, RankHello, Vetoed, Violation
 
 VIOLATION = Violation(kind="batch.index_out_of_range", summary="ids[1] = 70", cause="c", fix="f", batch=BatchFact(key="ids"))
 HOLD = Hold(rank=1, step=4, micro_step=0, violation=VIOLATION)
@@ -35,3 +35,18 @@ def test_a_command_that_ended_well_in_spite_of_a_hold_keeps_its_code() -> None:
 
 def test_an_order_that_nobody_left_on_decides_nothing() -> None:
     assert words(Commit(generation=1, veto=4)).outcome(0, why="gone").exit_code is None
+
+
+def test_a_batch_that_was_skipped_long_ago_is_not_why_a_command_fails() -> None:
+    skipped = words(HOLD, Commit(generation=1, veto=4, leave=False), Vetoed(rank=0, generation=1, step=4))
+    assert skipped.outcome(137, why="gone").exit_code is None
+
+
+def test_what_an_earlier_attempt_was_told_decides_nothing_of_a_later_one() -> None:
+    again = RankHello(
+        rank=0, local_rank=0, world_size=2, pid=9, attempt=1, host="h", version="v", torch_version="t", backend="gloo", coupled=True
+    )
+    last = words(Commit(generation=1, leave=True, exit_code=65), again, Left(rank=0, generation=1, updates_applied=4))
+    assert last.outcome(1, why="gone").exit_code is None
+    checkpoint = words(Commit(generation=1, leave=False, exit_code=0), Left(rank=0, generation=1, updates_applied=4))
+    assert checkpoint.outcome(1, why="gone").exit_code is None

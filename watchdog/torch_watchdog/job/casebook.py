@@ -43,6 +43,7 @@ class Casebook:
         self._incidents: dict[str, Incident] = {found["id"]: dict(found) for found in incidents}
         self._assertions = assertions
         self._failure_id = self._rescue_told = ""  # which incident a failure is, and which one has said what became of the other ranks
+        self._over = {found["id"] for found in incidents if found["status"] == "resolved"}  # the training went on after them
         self._attempt = 0
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
@@ -101,6 +102,8 @@ class Casebook:
     def closed(self, closed: Closed) -> Sequence[Incident]:
         """An order has ended: its incidents say how."""
         owners = self._of_order.pop(closed.generation, [])
+        if closed.outcome == "done" and closed.exit_code is None:
+            self._over.update(owners)
         return [self._keep(build.closed(self._incidents[owner], closed)) for owner in owners]
 
     def diverged(self, found: Divergence, ranks: Ranks, now: float, *, policy: str) -> Incident:
@@ -178,14 +181,15 @@ class Casebook:
         return [self._keep(told) for told in changed]
 
     def _prevented(self) -> list[Incident]:
-        return [found for found in self._of_attempt() if found["severity"] == "critical" and found["action"]["prevented"]]
+        return [found for found in self._at_hand() if found["action"]["prevented"]]
+
+    def _at_hand(self) -> list[Incident]:
+        """What may have brought the job to where it is: nothing that it went on after."""
+        return [found for found in self._of_attempt() if found["severity"] == "critical" and found["id"] not in self._over]
 
     def _cause_of_failures(self) -> Incident | None:
         """A rank that dies after a bad batch dies of it; after a failure it is that failure's victim."""
-        causes = (
-            found for found in self._of_attempt() if found["severity"] == "critical" and not found["kind"].startswith(("loss.", "grad."))
-        )
-        return next(causes, None)
+        return next((found for found in self._at_hand() if not found["kind"].startswith(("loss.", "grad."))), None)
 
     def _failure(self, first: FirstFailure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
         verdict, end = judge(first, self._assertions), first.culprits[0]

@@ -87,7 +87,8 @@ class Job:
         self._preempted = False
         self._order_open = False
         self._why_given_up: str | None = None
-        self._leave_code: int | None = None  # of the newest order that tells ranks to leave
+        self._leave_codes: dict[int, int] = {}  # generation of an order that tells ranks to leave -> its exit code
+        self._left_code: int | None = None  # of the one that ranks have left on
         self._last_closed: stop.Closed | None = None
         self._log = EventLog(events)
         self._stacks, self._hung = "", False
@@ -255,7 +256,9 @@ class Job:
         if rank is None:
             return tuple(effects)
         rank.hear(message, now)
-        rank.left = rank.left or isinstance(message, m.Left)
+        if isinstance(message, m.Left):
+            rank.left = True
+            self._left_code = self._leave_codes.get(message.generation, self._left_code)  # a rescue's is none of them
         if isinstance(message, m.RankNote):
             effects.append(self._event(now, "rank.note", rank=message.rank, text=message.text, level=message.level))
         if isinstance(message, m.Signalled):
@@ -356,6 +359,7 @@ class Job:
         self._losses, self._failures, self._pace = LossWatch(), FailureWatch(), PaceWatch()
         self._rescues, self._first = self._new_rescues(), None
         self._wanted, self._order_open, self._last_closed, self._preempted = None, False, None, False
+        self._leave_codes, self._left_code, self._why_given_up = {}, None, None
         self._hangs, self._hung = HangWatch(), False
         self._health.begin_attempt()
         self._casebook.begin_attempt(attempt)
@@ -432,7 +436,7 @@ class Job:
 
     def _send(self, tell: stop.Tell) -> Iterable[Effect]:
         if isinstance(tell.order, m.Commit) and tell.order.leave:
-            self._leave_code = tell.order.exit_code
+            self._leave_codes[tell.order.generation] = tell.order.exit_code
         rank = self._ranks.get(tell.rank)
         if rank is not None:
             yield SendOrder(node=rank.node, tell=TellRank(attempt=self._attempt, rank=tell.rank, order=tell.order))
@@ -538,8 +542,8 @@ class Job:
         """None: the command's own code stands. A stop of ours that was completed names its code; so does a bad batch that made the command fail."""
         if self._last_closed is not None and self._last_closed.exit_code is not None:
             return self._last_closed.exit_code
-        if self._leave_code is not None and any(rank.left for rank in self._ranks.values()):
-            return self._leave_code  # the order was given up, but not before ranks had left on it: their keepers say 0
+        if self._left_code is not None:
+            return self._left_code  # the order was given up, but not before ranks had left on it: their keepers say 0
         failed = any(goodbye is not None and goodbye.exit_code != 0 for goodbye in self._nodes.values())
         if failed and self._hung and self.policy != "observe":
             return m.EXIT_MACHINE

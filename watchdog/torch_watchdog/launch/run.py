@@ -139,14 +139,19 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
     own_code = signals.exit_code_of(status)
     outcome = watch.finish(own_code, os.WTERMSIG(status) if os.WIFSIGNALED(status) else None)
     decided = None if outcome.exit_code is None else watch.seat.config.exit_codes.get(outcome.exit_code, outcome.exit_code)
+    _guarded(lambda: _tell_end(watch, status, options, outcome, own_code if decided is None else decided, stopped=decided is not None))
+    return decided
+
+
+def _tell_end(watch: Watch, status: int, options: Sequence[str], outcome: JobOutcome, exit_code: int, *, stopped: bool) -> None:
     last = watch.last_status()
     reported = len(last.ranks) if last else watch.ranks_heard()
     end = JobEnd(
         job=watch.job,
         run_dir=str(watch.directory.root) if watch.joined is None else watch.joined.run_dir,
         recorded_by=watch.joined.hosted_by if watch.joined else None,
-        exit_code=own_code if decided is None else decided,
-        stopped_by_us=decided is not None,
+        exit_code=exit_code,
+        stopped_by_us=stopped,
         ranks_reported=reported,
         ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
         steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
@@ -160,7 +165,6 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
     _guarded(lambda: watch.write_end(end, _reason(outcome, status), world_size=last.world_size if last else 0))
     for line in [*outcome.lines, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
-    return decided
 
 
 def _reason(outcome: JobOutcome, status: int) -> str:

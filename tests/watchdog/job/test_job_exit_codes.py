@@ -1,0 +1,74 @@
+"""The launch's exit code where several things came one after the other: what the job went on after decides nothing any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from test_job import Run, ended, hold, steps
+
+from torch_watchdog.job.events import OrderRequested, SendOrder
+from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.rescue_words import Free, Freed
+
+
+def newest(run: Run, kind: type) -> Any:
+    return [effect.tell.order for effect in run.effects if isinstance(effect, SendOrder) and isinstance(effect.tell.order, kind)][-1]
+
+
+def trained(policy: m.Policy = "stop", run: Run | None = None, attempt: int = 0) -> Run:
+    run = run or Run(policy)
+    run.hello(0, 1, attempt=attempt)
+    run.report(*(steps(rank, 0, [1.0] * 9, attempt=attempt) for rank in (0, 1)))
+    return run
+
+
+def promise(run: Run) -> None:
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=newest(run, m.Prepare).generation, passed=8))
+
+
+def ask_for_a_stop(run: Run) -> None:
+    run.handle(OrderRequested(kind="order.stop", by="somebody", reason=""))
+    promise(run)
+
+
+def lose_rank_1(run: Run, attempt: int = 0) -> None:
+    """Rank 0 is freed, saves and leaves."""
+    run.report(events=(ended(1, 99, signal=9, attempt=attempt),))
+    generation = newest(run, Free).generation
+    run.say(Freed(rank=0, generation=generation, updates_applied=9, holds="all"), attempt)
+    run.say(m.Saved(rank=0, generation=generation, updates_applied=9, path="p/step-9", format="dcp"), attempt)
+    run.say(m.Committed(rank=0, generation=generation), attempt)
+    run.say(m.Left(rank=0, generation=generation, updates_applied=9), attempt)
+    run.report(events=(ended(0, 100, exit_code=1, attempt=attempt),))
+    run.wait(13)
+
+
+def test_a_rank_that_dies_before_a_requested_stop_makes_the_launch_fail() -> None:
+    run = trained()
+    ask_for_a_stop(run)
+    lose_rank_1(run)
+    assert run.end(1) is None
+    assert run.incidents[-1]["kind"] == "rank.died"
+
+
+def test_an_order_of_an_earlier_attempt_decides_nothing_of_a_later_one() -> None:
+    run = trained()
+    ask_for_a_stop(run)
+    lose_rank_1(run)
+    trained(run=run, attempt=1)
+    lose_rank_1(run, attempt=1)
+    assert run.end(1) is None
+
+
+def test_a_batch_that_was_skipped_is_not_why_a_rank_fails_an_hour_later() -> None:
+    run = trained("skip")
+    run.say(hold(1, 9))
+    promise(run)
+    for rank in (0, 1):
+        run.say(m.Vetoed(rank=rank, generation=1, step=9))
+    run.report(*(steps(rank, 10, [1.0] * 9) for rank in (0, 1)))
+    run.wait(3600)
+    lose_rank_1(run)
+    assert run.kinds == ["batch.index_out_of_range", "rank.died"]
+    assert run.end(1) is None
