@@ -67,5 +67,5 @@ class AgentConfig:
             value = json.loads(text)
             known = {field.name for field in dataclasses.fields(cls)}
             return cls(**{name: item for name, item in value.items() if name in known})
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{ENVIRONMENT} cannot be read ({error}): unset it, or launch with `watchdog ...`") from error

@@ -137,7 +137,10 @@ def _convert_plain(hint: Any, value: Any, where: str) -> Any:
         _expect(
             (isinstance(value, (int, float)) and not isinstance(value, bool)) or value in ("nan", "inf", "-inf"), value, where, "a number"
         )
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:  # JSON's integers have no end
+            raise FrameError(f"{where} is too large for a number") from error
     if hint is int:
         return _expect(isinstance(value, int) and not isinstance(value, bool), value, where, "an integer")
     if hint is Mapping or (isinstance(hint, type) and issubclass(hint, Mapping)):

@@ -73,6 +73,7 @@ def _frame(value: object) -> bytes:
         {"type": "Ack", "rank": 1, "generation": 1, "passed": 1, "phase": "sleeping"},
         {"type": "Leave", "generation": 1, "committed": "yes"},
         {"type": "Hold", "rank": 1, "step": 1, "micro_step": 0, "violation": None},
+        {"type": "Prepare", "generation": 1, "timeout_s": 10**310},
     ],
 )
 def test_a_frame_that_is_no_message_is_refused(value: object) -> None:

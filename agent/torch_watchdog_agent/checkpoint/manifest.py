@@ -83,9 +83,22 @@ def finished(checkpoints_dir: Path) -> list[Checkpoint]:
     found = [
         (path, match) for path in checkpoints_dir.iterdir() if (match := _FINISHED.fullmatch(path.name)) and (path / MANIFEST).exists()
     ]
-    all_of_them = [Checkpoint(path=path, updates_applied=int(match[1]), good=(path / COMMITTED).exists()) for path, match in found]
+    all_of_them = [
+        Checkpoint(path=path, updates_applied=_updates_of(path, named=int(match[1])), good=(path / COMMITTED).exists())
+        for path, match in found
+    ]
     # Of two with equal updates the plain name is the newer one, and shorter: it must come last.
     return sorted(all_of_them, key=lambda checkpoint: (checkpoint.updates_applied, -len(checkpoint.path.name)))
+
+
+def _updates_of(path: Path, *, named: int) -> int:
+    """By its manifest: a stop names the folder by the step of its own attempt, which may have resumed."""
+    import json
+
+    try:
+        return int(json.loads((path / MANIFEST).read_text())["updates_applied"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return named
 
 
 def rotate(checkpoints_dir: Path, *, kept: int = KEPT, just_made: Path | None = None) -> None:

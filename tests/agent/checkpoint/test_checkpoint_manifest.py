@@ -122,3 +122,11 @@ def test_what_was_just_made_stays_though_an_earlier_attempt_had_come_further(tmp
     for step in (100, 200, 300):
         committed(tmp_path, step)
     assert verify(committed(tmp_path, 50))["updates_applied"] == 50
+
+
+def test_the_newest_is_the_one_with_the_most_updates_whatever_its_name(tmp_path: Path) -> None:
+    """An attempt that resumed after 300 updates and stopped at its own step 60."""
+    committed(tmp_path, 300)
+    _, manifest = written(tmp_path, 60)
+    resumed = commit(tmp_path / "step-60", {**manifest, "updates_applied": 360}, good=True)
+    assert newest_committed(tmp_path) == resumed

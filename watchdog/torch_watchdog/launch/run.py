@@ -67,7 +67,7 @@ def is_watched_already(environment: Mapping[str, str]) -> bool:
     try:
         launcher_pid = int(json.loads(environment.get(AGENT_VARIABLE, "null"))["launcher_pid"])
         return launcher_pid in _ancestors(os.getpid())
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return False
 
 
