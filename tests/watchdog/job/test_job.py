@@ -30,7 +30,7 @@ from torch_watchdog.job.events import (
 from torch_watchdog.job.job import Job
 from torch_watchdog.job.rescues import HEAD_START_S
 from torch_watchdog_proto import messages as m
-from torch_watchdog_proto.rescue_words import Release
+from torch_watchdog_proto.rescue_words import Failed, Release
 from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S
 
 REPO = Path(__file__).resolve().parents[3]
@@ -454,6 +454,20 @@ def test_the_launcher_is_told_in_time_though_the_healthy_rank_never_says_a_word(
     run.wait(HEAD_START_S)
     assert released(run) == [1, 0]
     assert "no word from ranks 0" in run.incidents[0]["cause"]
+
+
+def test_the_others_wait_for_the_end_of_the_rank_that_failed_first() -> None:
+    """It may be tearing down for seconds: a launcher names the rank whose process it sees end first."""
+    run = Run()
+    run.hello(0, 1)
+    run.say(Failed(rank=1, step=5, updates_applied=5, time_ns=1, text="ValueError: x", chain=("ValueError: x",), where="", between=False))
+    run.wait(FREE_TIMEOUT_S + 0.1)
+    assert released(run) == [1]
+    run.wait(HEAD_START_S + 1)
+    assert released(run) == [1]
+    run.report(events=(ended(1, 1, exit_code=1),))
+    run.wait(HEAD_START_S + 0.1)
+    assert released(run) == [1, 0]
 
 
 def test_what_became_of_the_others_is_said_once_and_after_a_sentence_as_one() -> None:

@@ -238,6 +238,7 @@ class Job:
             yield from self._on_end(rank, event, node, now)
 
     def _on_end(self, rank: RankState, event: m.RankEvent, node: str, now: float) -> Iterable[Effect]:
+        self._rescues.exited(rank.rank, now)
         if not rank.left:
             self._failures.see(event, node, rank.last_step, now)
             if event.exit_code != 0 and not self._failures.is_victim(event.pid):

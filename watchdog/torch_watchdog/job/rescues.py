@@ -16,6 +16,7 @@ from torch_watchdog_proto.stop.rescue import Effect, Ended, RankFailed, RankOut,
 
 __all__ = ["Rescues"]
 
+LONGEST_END_S = 8.0  # of a rank that has failed and is still tearing down
 HEAD_START_S = 1.5  # of the first failure's keeper: a second for the workers that its rank left behind; launchers look ten times a second
 
 
@@ -29,6 +30,8 @@ class Rescues:
         self._ranks: set[int] = set()
         self._released: set[int] = set()
         self._release_all_at: float | None = None
+        self._exited: set[int] = set()
+        self._ending: set[int] = set()  # failed first, and their processes are not gone yet
 
     @property
     def has_begun(self) -> bool:
@@ -56,6 +59,14 @@ class Rescues:
         told = self._tell(self._coordinator.handle(RankOut(rank=rank), now=now))
         return (*told, *self._due(now))
 
+    def exited(self, rank: int, now: float) -> None:
+        """A rank's process has ended: the head start of the first failure begins where that was it."""
+        self._exited.add(rank)
+        if rank in self._ending:
+            self._ending.discard(rank)
+            if not self._ending and self._release_all_at is not None:
+                self._release_all_at = min(self._release_all_at, now + HEAD_START_S)
+
     def said(self, message: RankMessage, now: float) -> Iterable[Tell]:
         return self._tell(self._coordinator.handle(Said(message=message), now=now))
 
@@ -67,7 +78,9 @@ class Rescues:
         if not self._allowed:
             return ()
         culprits, kill = {end.rank for end in first.culprits}, any(end.hung for end in first.culprits)
-        self._release_all_at = now + HEAD_START_S if self._release_all_at is None else self._release_all_at
+        if self._release_all_at is None:
+            self._ending = culprits - self._exited
+            self._release_all_at = now + (LONGEST_END_S if self._ending else HEAD_START_S)
         return self._release(culprits, kill=kill)
 
     def _due(self, now: float) -> Iterable[Tell]:
