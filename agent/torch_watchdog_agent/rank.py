@@ -282,12 +282,12 @@ class Rank:
 
     def failed(self, error: BaseException) -> None:
         """An exception ends the training: tell it, and name the batch behind it, where the guard had doubted that batch."""
-        self.rescuer.failed(error)
         violation = self.guard.diagnose(error)
         if self.scan is not None:
             self.scan.failed = True
         if violation is not None:
-            self.refused(violation)
+            self.refused(violation)  # first the batch, then what came of it: the daemon judges a failure at once
+        self.rescuer.failed(error)
 
     def loss_seen(self, loss: Any) -> None:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""

@@ -159,6 +159,8 @@ def train(args: argparse.Namespace) -> None:
             if args.freeze and rank != args.rank and step == args.at:
                 fail("stop")
             if failing and step == args.at and args.place == "forward":
+                if args.both:
+                    dist.barrier()  # at the same moment, so that none can be rescued from the other's failure
                 fail(args.fault)
             loss = nn.functional.cross_entropy(model(ids), labels)
             loss.backward()
