@@ -33,6 +33,12 @@ _ORDER_WORDS = {
 _MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
 
 
+def _was_skipped(found: Incident) -> bool:
+    """Of one that an earlier daemon left on disk."""
+    action = found["action"]
+    return found["status"] == "resolved" and action["policy"] == "skip" and bool(action["prevented"]) and action["exit_code"] is None
+
+
 class Casebook:
     """Incidents by number, oldest first."""
 
@@ -43,7 +49,7 @@ class Casebook:
         self._incidents: dict[str, Incident] = {found["id"]: dict(found) for found in incidents}
         self._assertions = assertions
         self._failure_id = self._rescue_told = ""  # which incident a failure is, and which one has said what became of the other ranks
-        self._over = {found["id"] for found in incidents if found["status"] == "resolved"}  # the training went on after them
+        self._over = {found["id"] for found in self._incidents.values() if _was_skipped(found)}  # the training went on after them
         self._attempt = 0
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
