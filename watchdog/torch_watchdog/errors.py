@@ -193,7 +193,6 @@ class MissingExtraError(WatchdogError):
 
     def __init__(self, wanted_by: str, library: str) -> None:
         super().__init__(f"{wanted_by} needs a library that is not installed here: pip install '{library}'")
-        self.wanted_by, self.library = wanted_by, library
 
 
 class OutputError(WatchdogError):
