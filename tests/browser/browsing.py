@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
 import os
 import shutil
@@ -20,6 +21,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="not installed here: apt-get install chromium chromium-driver")
 PICTURES = Path(os.environ.get("WATCHDOG_PICTURES") or Path(__file__).parents[2] / "build" / "pictures")
 PATIENCE_S = 60.0
+MOST_PIXELS_HIGH = 8_000
 
 
 class Browser:
@@ -49,9 +51,12 @@ class Browser:
         return found
 
     def picture(self, name: str) -> None:
-        """Kept for people to look at."""
+        """Of the whole page, however long, for people to look at: CI keeps the folder."""
         PICTURES.mkdir(parents=True, exist_ok=True)
-        self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
+        size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], MOST_PIXELS_HIGH), "scale": 1}
+        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        (PICTURES / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
 
     def errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

@@ -59,14 +59,13 @@ def shown(window: Browser, fleet: Fleet) -> Browser:
 
 def check(page: Browser, name: str) -> None:
     """In light and dark and on a phone: nothing to complain of, nothing that sticks out."""
-    for dark in (False, True):
-        page.dark(dark)
-        assert page.violations() == []
-        page.picture(f"{name}-{'dark' if dark else 'light'}")
-    page.size(390, 844)
-    assert page.run("return document.documentElement.scrollWidth <= window.innerWidth"), f"{name} is wider than a phone"
-    assert page.violations() == []
-    page.picture(f"{name}-phone")
+    for device, size in {"": (1200, 900), "-phone": (390, 844)}.items():
+        page.size(*size)
+        assert page.run("return document.documentElement.scrollWidth <= window.innerWidth"), f"{name}{device} is wider than its window"
+        for colours in ("light", "dark"):
+            page.dark(colours == "dark")
+            assert page.violations() == []
+            page.picture(f"{name}{device}-{colours}")
     assert page.errors() == []
 
 
@@ -74,6 +73,7 @@ def test_the_login_lets_in_by_token(window: Browser, fleet: Fleet) -> None:
     window.driver.delete_all_cookies()
     window.open(fleet.url)
     assert window.driver.current_url.endswith("/login?next=/")
+    check(window, "login")
     window.driver.find_element("name", "token").send_keys(TOKEN)
     window.press("button")
     window.until(lambda: window.text("h1") == "Jobs", "the first page")
@@ -113,11 +113,21 @@ def test_the_map_is_used_by_keyboard_and_leads_to_a_rank(shown: Browser, fleet: 
     check(shown, "rank")
 
 
+def test_a_short_job_that_has_ended_is_drawn_until_its_end(shown: Browser, fleet: Fleet) -> None:
+    shown.open(f"{fleet.url}jobs/bad")
+    shown.until(lambda: "the end" in shown.text("#curve"), "the curve")
+    points = shown.run(
+        "return document.querySelector('#curve .line').getBoundingClientRect().width + document.querySelectorAll('#curve .dot').length"
+    )
+    assert points > 0, "a curve of a few seconds shows nothing"
+    check(shown, "job-ended")
+
+
 def test_an_incident_of_a_stopped_job_is_told(shown: Browser, fleet: Fleet) -> None:
     shown.open(f"{fleet.url}jobs/bad")
     shown.driver.find_element("css selector", ".incidents a").click()
     shown.until(lambda: shown.text("h1") == "batch.index_out_of_range", "the incident's page")
-    assert "allowed" in shown.text(".card") and "Look at rank" in shown.text()
+    assert "allowed" in shown.text(".lead") and "Look at rank" in shown.text()
     check(shown, "incident")
 
 

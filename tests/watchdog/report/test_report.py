@@ -72,7 +72,16 @@ def test_a_requested_stop_is_no_fault() -> None:
 
 
 def test_next_steps_end_with_the_line_that_resumes() -> None:
-    assert next_steps(history(), LAST_WORDS) == ["load the one that matches", "watchdog torchrun train.py --resume runs/train-1"]
+    assert next_steps(history(), LAST_WORDS) == [
+        ("load the one that matches.", False),
+        ("watchdog torchrun train.py --resume runs/train-1", True),
+    ]
+
+
+def test_only_what_is_typed_is_set_as_code() -> None:
+    page = report_page(history(), Evidence(), (*LAST_WORDS, "  resume --resume runs/x was taken by nobody: the script began from nothing"))
+    assert "<li>load the one that matches.</li>" in page and "<li>--resume runs/x was taken by nobody" in page
+    assert "<li><pre>watchdog torchrun train.py" in page
 
 
 def test_the_evidence_of_the_culprit_is_found(tmp_path: Path) -> None:

@@ -28,6 +28,14 @@ def test_a_cell_is_the_mean_of_its_ranks_steps() -> None:
     assert shown["cells"] == [[250.0, None, 50.0]] and (shown["low"], shown["high"], shown["column_s"]) == (50.0, 250.0, 1.0)
 
 
+def test_the_map_of_an_ended_job_ends_where_its_reports_do() -> None:
+    heat = HeatMap(0.0)
+    heat.add("n", report(0), 0.5)
+    heat.add("n", report(0), 2.5)
+    assert len(heat.window("step", 0, 0, 60.0).to_json()["cells"][0]) == 61
+    assert heat.window("step", 0, 0, heat.newest_s).to_json()["cells"] == [[100.0, None, 100.0]]
+
+
 def test_a_full_map_gets_coarser_and_forgets_nothing() -> None:
     heat = HeatMap(0.0)
     for second in range(COLUMNS):

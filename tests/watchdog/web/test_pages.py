@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
@@ -75,6 +76,20 @@ def test_the_map_has_what_was_reported(fleet: Fleet) -> None:
     running_job(fleet)
     shown = fleet.get("jobs/job/heat?metric=step").json()
     assert shown["rows"] == [{"label": "rank 0", "first": 0, "last": 0}] and 2.0 in shown["cells"][0]
+
+
+def test_an_incidents_page_says_nothing_twice(fleet: Fleet) -> None:
+    running_job(fleet)
+    page = fleet.get("jobs/job/incidents/1").text
+    lines = (re.sub(r"<[^>]+>", "", line).strip() for line in page.splitlines() if line.startswith(("<p", "<tr", "<h")))
+    said = [line for line in lines if line]
+    assert len(said) == len(set(said)) and page.count("input_ids[2,7] is 70") == 1 and page.count("<p>f</p>") == 1
+
+
+@pytest.mark.parametrize("path", ["favicon.ico", "apple-touch-icon.png", "apple-touch-icon-120x120-precomposed.png", "robots.txt"])
+def test_what_browsers_ask_for_by_themselves_is_answered_without_a_login(fleet: Fleet, path: str) -> None:
+    answer = httpx.get(f"{fleet.url}{path}")
+    assert (answer.status_code, answer.text) in ((204, ""), (200, "User-agent: *\nDisallow: /\n"))
 
 
 def test_the_users_data_stays_text_on_every_page(fleet: Fleet) -> None:

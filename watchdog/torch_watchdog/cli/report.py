@@ -68,7 +68,7 @@ def _as_json(history: JobHistory, evidence: Evidence, last_words: Sequence[str])
         "exit_code": history.record.get("exit_code"),
         "exit_reason": history.record.get("exit_reason"),
         "story": story(history),
-        "next": next_steps(history, last_words),
+        "next": [step.text for step in next_steps(history, last_words)],
         "incident": history.main_incident,
         "incidents": list(history.incidents),
         "contract": list(evidence.contract),

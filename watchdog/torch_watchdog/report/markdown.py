@@ -32,7 +32,7 @@ def markdown_report(history: JobHistory, evidence: Evidence, last_words: Sequenc
     parts += ["### Versions", _table(("", ""), [(_code(name), _code(version)) for name, version in versions(history).items()])]
     steps = next_steps(history, last_words)
     if steps:
-        parts += ["### Next", _block("\n".join(steps))]
+        parts += ["### Next", *(_block(step.text) if step.is_command else _code(step.text) for step in steps)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -62,6 +62,8 @@ def _render(history: JobHistory, **parts: Any) -> str:
         legend=[(svg.CLASSES[mark], words) for mark, words in MEANINGS.items() if any(mark in cells for _, cells in rows)],
         charts=_charts(history),
         ranks=rank_figures(history)[:_MAX_ROWS],
+        attempts=len(history.attempts),
+        has_memory=any(track.peak_bytes for track in history.tracks),
         num_ranks=len(history.ranks),
         gpus=gpu_figures(history),
         incidents=[
@@ -91,7 +93,10 @@ def _charts(history: JobHistory) -> list[tuple[str, Markup]]:
     marks = sorted({found["step"] for found in history.incidents if found.get("step") is not None})[:20]
     drawn = [
         ("Loss", svg.curve(values_by_step(history, "loss"), label="loss", unit="", marks=marks)),
-        ("Step time", svg.curve(values_by_step(history, "duration_ns", 1e6), label="step time", unit="ms", marks=marks)),
+        (
+            "Step time, on a logarithmic scale",
+            svg.curve(values_by_step(history, "duration_ns", 1e6), label="step time", unit="ms", marks=marks, logarithmic=True),
+        ),
         ("Gradient norm", svg.curve(values_by_step(history, "grad_norm"), label="gradient norm", unit="", marks=marks)),
         ("Peak memory of a rank", svg.curve(values_by_step(history, "peak_bytes", 2**20), label="peak memory", unit="MiB", marks=marks)),
     ]

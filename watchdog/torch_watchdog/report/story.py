@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, what_offends, who
 from torch_watchdog.report.history import JobHistory
 
-__all__ = ["clock", "facts_of", "next_steps", "story"]
+__all__ = ["NextStep", "clock", "facts_of", "next_steps", "story"]
 
 _MAX_NAMED = 8
+
+
+class NextStep(NamedTuple):
+    """What to do: a sentence, or a line to type."""
+
+    text: str
+    is_command: bool
 
 
 def story(history: JobHistory) -> list[str]:
@@ -119,12 +126,12 @@ def _some(ranks: Sequence[int]) -> str:
     return f"{', '.join(map(str, ranks[:_MAX_NAMED]))} and {len(ranks) - _MAX_NAMED} more"
 
 
-def next_steps(history: JobHistory, last_words: Sequence[str]) -> list[str]:
+def next_steps(history: JobHistory, last_words: Sequence[str]) -> list[NextStep]:
     """The fix, then what the launch said to type."""
     found = history.main_incident
     steps = [str(found["fix"])] if found is not None and found.get("fix") and not is_order(found) else []
-    for line in last_words:
-        label, _, text = line.strip().partition(" ")
-        if label in ("resume", "next"):
-            steps.append(text.strip())
-    return [one_line(step) for step in steps]
+    labelled = (line.strip().partition(" ") for line in last_words)
+    said = [text.strip() for label, _, text in labelled if label in ("resume", "next")]
+    return [NextStep(_sentence(step), is_command=False) for step in steps] + [
+        NextStep(one_line(text), is_command=text.startswith("watchdog ")) for text in said
+    ]

@@ -1,7 +1,7 @@
 """Drawings for pages, as SVG text: strips of ranks, and a curve with a band.
 
-Pure, and sized by what is shown, never by the length of the run. Colours are classes: the page's style sheet knows dark from light. Words of the user's
-data get in by `escape` only.
+Pure, and sized by what is shown, never by the length of the run. As wide as the page gives them room: on a phone nothing is cut off or too small to
+read. Colours are classes: the page's style sheet knows dark from light. Words of the user's data get in by `escape` only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from torch_watchdog.report.strip import MEANINGS
 __all__ = ["Band", "curve", "strips"]
 
 CLASSES = {".": "ok", "e": "eval", "w": "wait", "~": "slow", "v": "veto", "!": "find", "X": "fault"}
-WIDTH = 900
-_LEFT = 110
-_ROW = 14
-_HEIGHT = 180
-_BOTTOM = 22
 MAX_POINTS = 300
+_ROW_PX = 14
+_TOP_PX, _PLOT_PX, _WORDS_PX = 16, 184, 20  # a curve: room for the highest level's words, the plot, the words of its ends
+_ACROSS = 1_000  # of a plot, in its own units: the page stretches it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +36,20 @@ class Band:
 def strips(rows: Sequence[tuple[str, str]], first: int, last: int, *, label: str) -> str:
     """`rows` are (name, cells). Runs of one mark become one stroke of one path per mark, so that 128 ranks stay small."""
     num_cells = max((len(cells) for _, cells in rows), default=1)
-    cell = (WIDTH - _LEFT) / max(1, num_cells)
     paths: dict[str, list[str]] = {}
-    names = []
-    for number, (name, cells) in enumerate(rows):
-        middle = number * _ROW + _ROW / 2
-        names.append(f'<text x="{_LEFT - 6}" y="{middle + 4:g}" text-anchor="end">{escape(name)}</text>')
+    for number, (_, cells) in enumerate(rows):
         for mark, start, length in _runs(cells):
-            paths.setdefault(mark, []).append(f"M{_LEFT + start * cell:.1f} {middle:g}h{length * cell:.1f}")
-    height = len(rows) * _ROW
+            paths.setdefault(mark, []).append(f"M{start} {number * _ROW_PX + _ROW_PX // 2}h{length}")
     drawn = "".join(
         f'<path class="m-{CLASSES[mark]}" d="{"".join(paths[mark])}"><title>{MEANINGS[mark]}</title></path>'
         for mark in MEANINGS
         if mark in paths
     )
-    axis = f'<text x="{_LEFT}" y="{height + 16}">step {first}</text><text x="{WIDTH}" y="{height + 16}" text-anchor="end">{last}</text>'
-    return _svg("strips", height + _BOTTOM, label, "".join(names) + drawn + axis)
+    names = "".join(f"<span>{escape(name)}</span>" for name, _ in rows)
+    height = len(rows) * _ROW_PX
+    picture = f'<svg viewBox="0 0 {num_cells} {height}" preserveAspectRatio="none" height="{height}">{drawn}</svg>'
+    ends = f'<div class="ends"><span>step {first}</span><span>{last}</span></div>'
+    return f'<div class="strips" role="img" aria-label="{escape(label)}"><div class="names">{names}</div><div>{picture}{ends}</div></div>'
 
 
 def _runs(cells: str) -> list[tuple[str, int, int]]:
@@ -67,24 +63,45 @@ def _runs(cells: str) -> list[tuple[str, int, int]]:
     return [run for run in found if run[0] in CLASSES]
 
 
-def _svg(kind: str, height: float, label: str, inside: str) -> str:
-    return f'<svg class="{kind}" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label)}">{inside}</svg>'
-
-
-def curve(points: Mapping[float, Sequence[float]], *, label: str, unit: str, marks: Sequence[float] = (), x_word: str = "step") -> str:
+def curve(
+    points: Mapping[float, Sequence[float]],
+    *,
+    label: str,
+    unit: str,
+    marks: Sequence[float] = (),
+    x_word: str = "step",
+    logarithmic: bool = False,
+) -> str:
     """`points`: by x the values of the ranks. A line through the middle, a band from the lowest to the highest, `marks` as upright lines."""
     bands = _thinned([_band(x, values) for x, values in sorted(points.items()) if any(map(math.isfinite, values))])
     if not bands:
         return ""
     low, high = min(band.low for band in bands), max(band.high for band in bands)
-    scale = _Scale(bands[0].x, max(bands[-1].x, *marks, bands[0].x + 1), low, high if high > low else low + (abs(low) or 1) * 0.1)
-    line = " ".join(f"{scale.x(band.x):.1f},{scale.y(band.middle):.1f}" for band in bands)
+    scale = _Scale(
+        first=bands[0].x, last=max(bands[-1].x, *marks, bands[0].x + 1), low=low, high=high if high > low else low + (abs(low) or 1) * 0.1,
+        logarithmic=logarithmic and low > 0,
+    )  # fmt: skip
     area = [f"{scale.x(band.x):.1f},{scale.y(band.high):.1f}" for band in bands]
     area += [f"{scale.x(band.x):.1f},{scale.y(band.low):.1f}" for band in reversed(bands)]
-    upright = "".join(f'<path class="mark" d="M{scale.x(mark):.1f} 6v{_HEIGHT - 12}"/>' for mark in marks)
+    upright = "".join(f'<path class="mark" d="M{scale.x(mark):.1f} {_TOP_PX}v{_PLOT_PX}"/>' for mark in marks)
     words = f"{label}: from {_short(bands[0].middle)} to {_short(bands[-1].middle)} {unit}, lowest {_short(low)}, highest {_short(high)}"
-    drawn = f'<polygon class="band" points="{" ".join(area)}"/><polyline class="line" points="{line}"/>{upright}'
-    return _svg("curve", _HEIGHT + _BOTTOM, words, scale.axes(unit, x_word) + drawn)
+    drawn = f'<polygon class="band" points="{" ".join(area)}"/>{_line(bands, scale)}{upright}'
+    return _fluid(words, scale.grid() + drawn, scale.words(unit, x_word))
+
+
+def _fluid(label: str, plot: str, words: str) -> str:
+    """As wide as its place on the page, a phone's too: the plot is stretched, its words are not."""
+    height = _TOP_PX + _PLOT_PX
+    stretched = (
+        f'<svg viewBox="0 0 {_ACROSS} {height}" preserveAspectRatio="none" width="100%" height="{height}" overflow="visible">{plot}</svg>'
+    )
+    return f'<svg class="curve" role="img" aria-label="{escape(label)}" height="{height + _WORDS_PX}">{stretched}{words}</svg>'
+
+
+def _line(bands: Sequence[Band], scale: _Scale) -> str:
+    """A single point is a dot: a line of one point is nothing."""
+    places = [f"{scale.x(band.x):.1f} {scale.y(band.middle):.1f}" for band in bands]
+    return f'<path class="line dot" d="M{places[0]}h0"/>' if len(places) == 1 else f'<path class="line" d="M{"L".join(places)}"/>'
 
 
 def _band(x: float, values: Sequence[float]) -> Band:
@@ -102,27 +119,35 @@ def _thinned(bands: Sequence[Band]) -> list[Band]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
     first: float
     last: float
     low: float
     high: float
+    logarithmic: bool
+
+    @property
+    def levels(self) -> tuple[float, float, float]:
+        middle = math.sqrt(self.low * self.high) if self.logarithmic else (self.low + self.high) / 2
+        return self.low, middle, self.high
 
     def x(self, value: float) -> float:
-        return _LEFT + (value - self.first) / (self.last - self.first) * (WIDTH - _LEFT)
+        return (value - self.first) / (self.last - self.first) * _ACROSS
 
     def y(self, value: float) -> float:
-        return 6 + (self.high - value) / (self.high - self.low) * (_HEIGHT - 12)
+        low, here, high = (math.log(one) if self.logarithmic else one for one in (self.low, value, self.high))
+        return _TOP_PX + (high - here) / (high - low) * _PLOT_PX
 
-    def axes(self, unit: str, x_word: str) -> str:
-        levels = [self.low, (self.low + self.high) / 2, self.high]
-        grid = "".join(f'<path class="grid" d="M{_LEFT} {self.y(level):.1f}H{WIDTH}"/>' for level in levels)
-        words = "".join(
-            f'<text x="{_LEFT - 6}" y="{self.y(level) + 4:.1f}" text-anchor="end">{_short(level)} {escape(unit)}</text>' for level in levels
-        )
-        ends = f'<text x="{_LEFT}" y="{_HEIGHT + 16}">{escape(x_word)} {_short(self.first)}</text>'
-        return grid + words + ends + f'<text x="{WIDTH}" y="{_HEIGHT + 16}" text-anchor="end">{_short(self.last)}</text>'
+    def grid(self) -> str:
+        return "".join(f'<path class="grid" d="M0 {self.y(level):.1f}H{_ACROSS}"/>' for level in self.levels)
+
+    def words(self, unit: str, x_word: str) -> str:
+        """Each level's above its line."""
+        levels = "".join(f'<text y="{self.y(level) - 3:.1f}">{_short(level)} {escape(unit)}</text>' for level in self.levels)
+        bottom = _TOP_PX + _PLOT_PX + _WORDS_PX - 5
+        ends = f'<text y="{bottom}">{escape(x_word)} {_short(self.first)}</text>'
+        return levels + ends + f'<text x="100%" y="{bottom}" text-anchor="end">{_short(self.last)}</text>'
 
 
 def _short(value: float) -> str:

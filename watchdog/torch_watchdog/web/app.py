@@ -39,6 +39,8 @@ def make_app(view: FleetView, access: Access, *, tls: bool) -> Starlette:
             Route("/metrics", _metrics),
             Route("/runbooks/{kind}", _runbook),
             Route("/favicon.ico", _no_icon),
+            Route("/apple-touch-icon{variant:path}", _no_icon),
+            Route("/robots.txt", _no_robots),
             Route("/login", _show_login),
             Route("/login", _login, methods=["POST"]),
             Route("/logout", _logout, methods=["POST"]),
@@ -81,8 +83,12 @@ async def _runbook(request: Request) -> Response:
 
 
 async def _no_icon(_: Request) -> Response:
-    """Browsers ask for it beside pages that name none, such as a runbook."""
+    """Browsers and phones ask for one beside pages that name none, such as a runbook."""
     return Response(status_code=204)
+
+
+async def _no_robots(_: Request) -> Response:
+    return PlainTextResponse("User-agent: *\nDisallow: /\n")
 
 
 async def _show_login(request: Request) -> Response:

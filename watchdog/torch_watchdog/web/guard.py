@@ -19,7 +19,16 @@ from torch_watchdog.web.access import Access, Role
 __all__ = ["COOKIE", "OPEN", "Guard"]
 
 COOKIE = "torch-watchdog-session"
-OPEN = ("/healthz", "/readyz", "/login", "/favicon.ico", "/static/", "/runbooks/")  # no token: they tell nothing of any job
+OPEN = (
+    "/healthz",
+    "/readyz",
+    "/login",
+    "/favicon.ico",
+    "/apple-touch-icon",
+    "/robots.txt",
+    "/static/",
+    "/runbooks/",
+)  # no token: nothing of any job
 _MAX_BODY_BYTES = 64 << 10
 _READS = ("GET", "HEAD")
 _HEADERS = {

@@ -82,7 +82,7 @@ class HeatMap:
     """Of one job. Not for two threads at once."""
 
     def __init__(self, began_s: float, *, column_s: float = 1.0) -> None:
-        self._began_s, self._column_s = began_s, column_s
+        self._began_s, self._column_s, self.newest_s = began_s, column_s, began_s
         self._nodes: list[str] = []
         self._sums: _Array = numpy.zeros((len(METRICS), 0, COLUMNS), numpy.float32)
         self._counts: _Array = numpy.zeros((len(METRICS), 0, COLUMNS), numpy.float32)
@@ -92,7 +92,7 @@ class HeatMap:
         return len(self._nodes)
 
     def add(self, node: str, report: NodeReport, now_s: float) -> None:
-        column = self._column(now_s)
+        column, self.newest_s = self._column(now_s), now_s
         for block in report.blocks:
             if block.rank < MAX_RANKS:
                 self._know(block.rank, node)
@@ -134,7 +134,7 @@ class HeatMap:
                 self._counts[_NUMBER[metric], block.rank, column] += count
 
     def window(self, metric: str, first: int, last: int, now_s: float) -> HeatWindow:
-        """Ranks `first` to `last` in at most MAX_ROWS lines: a rank each, or a node each, or some nodes each."""
+        """Ranks `first` to `last` until `now_s`, in at most MAX_ROWS lines: a rank each, or a node each, or some nodes each."""
         first, last = max(0, first), min(last, len(self._nodes) - 1)
         used = self._column(now_s) + 1
         rows = self._rows(first, last)

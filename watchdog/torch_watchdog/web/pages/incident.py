@@ -14,14 +14,16 @@ from torch_watchdog.web.pages.shown import answering, not_found, render
 
 __all__ = ["acknowledge", "page"]
 
+_TOLD_ABOVE = ("kind", "allowed")  # the title, and the line of what offends
+
 
 @answering
 async def page(request: Request) -> Response:
     job, found = request.path_params["job"], _found(request)
     if found is None:
         return not_found(request, f"Job {job} has no such incident.")
-    alert = _open_alert(request)
-    return render(request, "incident.html", job=job, incident=found, facts=facts_of(found), alert=alert)
+    facts = {name: text for name, text in facts_of(found).items() if name not in _TOLD_ABOVE and text != found["summary"]}
+    return render(request, "incident.html", job=job, incident=found, facts=facts, alert=_open_alert(request))
 
 
 def _found(request: Request) -> Mapping[str, Any] | None:

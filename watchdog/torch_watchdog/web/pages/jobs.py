@@ -14,5 +14,5 @@ __all__ = ["page"]
 
 async def page(request: Request) -> Response:
     jobs = request.app.state.view.jobs()
-    rows = [(job, f"{datetime.fromtimestamp(job.started_s, UTC):%Y-%m-%d %H:%M:%S}" if job.started_s else "") for job in jobs]
+    rows = [(job, f"{datetime.fromtimestamp(job.started_s, UTC):%m-%d %H:%M}" if job.started_s else "") for job in jobs]
     return render(request, "jobs.html", rows=rows)

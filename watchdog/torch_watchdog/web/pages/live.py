@@ -52,6 +52,10 @@ class Heat:
         self._view.run_dir(job)
         return self._maps.get(job) or HeatMap(self._clock())
 
+    def until_s(self, job: str) -> float:
+        """Where its map ends: now, or where the job did. Raises UnknownJobError."""
+        return self.map_of(job).newest_s if self.summary(job)["state"] == "ended" else self._clock()
+
     def summary(self, job: str) -> dict[str, Any]:
         """At most a second old."""
         now_s = self._clock()
@@ -80,8 +84,10 @@ async def heat(request: Request) -> Response:
     first, last = (_number(request.query_params.get(name, ""), default) for name, default in (("first", 0), ("last", 1 << 30)))
     if metric not in METRICS or first is None or last is None:
         return JSONResponse({"error": f"`metric` is one of {', '.join(METRICS)}; `first` and `last` are ranks"}, status_code=400)
+    maps: Heat = request.app.state.heat
+    job = request.path_params["job"]
     try:
-        window = request.app.state.heat.map_of(request.path_params["job"]).window(metric, first, last, request.app.state.view.clock())
+        window = maps.map_of(job).window(metric, first, last, maps.until_s(job))
     except UnknownJobError as error:
         return JSONResponse({"error": str(error)}, status_code=404)
     return JSONResponse(await asyncio.to_thread(window.to_json))

@@ -55,7 +55,10 @@ def _shown(blocks: Sequence[StepBlock], incidents: Sequence[dict[str, Any]]) -> 
 def _charts(track: RankTrack, steps: Sequence[int]) -> list[tuple[str, Markup]]:
     loss = {float(step): [track.loss[step]] for step in steps if step in track.loss}
     times = {float(step): [track.duration_ns[step] / 1e6] for step in steps if step in track.duration_ns}
-    drawn = (("Loss", svg.curve(loss, label="loss", unit="")), ("Step time", svg.curve(times, label="step time", unit="ms")))
+    drawn = (
+        ("Loss", svg.curve(loss, label="loss", unit="")),
+        ("Step time, on a logarithmic scale", svg.curve(times, label="step time", unit="ms", logarithmic=True)),
+    )
     return [(title, Markup(text)) for title, text in drawn if text]  # noqa: S704 - svg.py escapes
 
 

@@ -103,25 +103,30 @@
     const known = middle.map((value, index) => value === null ? -1 : index).filter((index) => index >= 0);
     if (!known.length) { box.replaceChildren("nothing yet"); return; }
     const least = Math.min(...known.map((index) => low[index])), most = Math.max(...known.map((index) => high[index]), least + Math.abs(least) * 0.01 + 1e-9);
-    const x = (index) => 110 + index / Math.max(1, middle.length - 1) * 790, y = (value) => 6 + (most - value) / (most - least) * 168;
+    const x = (index) => (index + 0.5) / middle.length * 1000, y = (value) => 16 + (most - value) / (most - least) * 184;
     const words = `${shown.title}: lowest ${withUnit(least)}, highest ${withUnit(most)}, newest mean ${withUnit(middle[known.at(-1)])}`;
-    const picture = make("svg", { class: "curve", viewBox: "0 0 900 202", role: "img", "aria-label": words });
-    for (const level of [least, (least + most) / 2, most]) {
-      picture.append(make("path", { class: "grid", d: `M110 ${y(level)}H900` }), make("text", { x: 104, y: y(level) + 4, "text-anchor": "end" }, withUnit(level)));
-    }
+    const picture = make("svg", { class: "curve", role: "img", "aria-label": words, height: 220 });
+    const plot = make("svg", { viewBox: "0 0 1000 200", preserveAspectRatio: "none", width: "100%", height: 200, overflow: "visible" });
+    const levels = [least, (least + most) / 2, most];
+    plot.append(...levels.map((level) => make("path", { class: "grid", d: `M0 ${y(level)}H1000` })));
     const area = [...known.map((index) => `${x(index)},${y(high[index])}`), ...known.toReversed().map((index) => `${x(index)},${y(low[index])}`)];
-    picture.append(make("polygon", { class: "band", points: area.join(" ") }));
-    picture.append(make("polyline", { class: "line", points: known.map((index) => `${x(index)},${y(middle[index])}`).join(" ") }));
-    const ago = Math.round((middle.length - 1) * shown.column_s);
-    picture.append(make("text", { x: 110, y: 196 }, `${ago} s ${ended() ? "before" : "ago"}`), make("text", { x: 900, y: 196, "text-anchor": "end" }, ended() ? "the newest" : "now"));
+    const line = known.map((index) => `${x(index)} ${y(middle[index])}`);  // of one point it would be nothing: that is a dot
+    plot.append(make("polygon", { class: "band", points: area.join(" ") }));
+    plot.append(make("path", line.length > 1 ? { class: "line", d: `M${line.join("L")}` } : { class: "line dot", d: `M${line[0]}h0` }));
+    picture.append(plot, ...levels.map((level) => make("text", { y: y(level) - 3 }, withUnit(level))));
+    picture.append(make("text", { y: 215 }, when(0)), make("text", { x: "100%", y: 215, "text-anchor": "end" }, when(middle.length - 1)));
     box.replaceChildren(picture);
+  }
+
+  function when(column) {
+    const before = Math.round((canvas.width - 1 - column) * shown.column_s);
+    return ended() ? (before ? `${before} s before the end` : "the end") : before ? `${before} s ago` : "now";
   }
 
   function tell() {
     if (!shown || !shown.rows.length) { return; }
     const row = shown.rows[at.row], value = shown.cells[at.row][at.column];
-    const ago = Math.round((canvas.width - 1 - at.column) * shown.column_s);
-    told.textContent = `${row.label}, ${ago ? `${ago} s ago` : ended() ? "the newest" : "now"}: ${withUnit(value)}` + (row.first === row.last ? "" : ` (the highest of ranks ${row.first} to ${row.last})`);
+    told.textContent = `${row.label}, ${when(at.column)}: ${withUnit(value)}` + (row.first === row.last ? "" : ` (the highest of ranks ${row.first} to ${row.last})`);
   }
 
   function into(row) {
