@@ -34,11 +34,12 @@ _BYTES_PER_RANK = _NUM_ENTRIES * _ENTRY_BYTES
 class Collective:
     """A kind of call. `equal` is what every rank must have alike, `words` how a person would say it: `all_gather of (4, 7) int64`."""
 
-    __slots__ = ("body", "words")
+    __slots__ = ("alike", "body", "words")
 
     def __init__(self, equal: str, words: str) -> None:
         self.words = words.encode("ascii", "replace")[: _ENTRY_BYTES - _WORDS_AT].decode()
-        self.body = _BODY.pack(zlib.crc32(equal.encode()), len(self.words)) + self.words.encode()
+        self.alike = zlib.crc32(equal.encode()) or 1
+        self.body = _BODY.pack(self.alike, len(self.words)) + self.words.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -404,7 +404,7 @@ class RankEvent:
     rank: int
     attempt: int
     pid: int
-    kind: Literal["started", "finished", "exited", "note", "log", "state"]
+    kind: Literal["started", "finished", "exited", "note", "log", "state", "stack"]
     time_ns: int
     order: int
     exit_code: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Failed", "Free", "Freed", "Holds", "Look", "Looked", "Release", "Rescue"]
+__all__ = ["Failed", "Free", "Freed", "GroupCalls", "Holds", "Look", "Looked", "Release", "Rescue"]
 
 Holds: TypeAlias = Literal["all", "part", "nothing"]  # of the training state, whole and untouched by a half step
 
@@ -16,11 +16,22 @@ Holds: TypeAlias = Literal["all", "part", "nothing"]  # of the training state, w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCalls:
+    """How many collectives a rank has called on a process group. `newest`: the last of them in words, "" where C++ made it (the gradients' of a backward);
+    `alike` is the same number wherever another rank's call would fit it, 0 where nothing is known of it."""
+
+    group: str
+    made: int
+    newest: str = ""
+    alike: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """An exception leaves the training of this rank. `text` is the one that was raised first of its chain, `chain` all of them in that order.
 
-    `step`: the one it was in, or `between` two steps the next. The rank waits for a word before it ends: `Free` where it may have something to
-    save, `Leave` where not.
+    `step`: the one it was in, or `between` two steps the next. `calls`: one a process group. The rank waits for a word before it ends: `Free` where it
+    may have something to save, `Leave` where not.
     """
 
     rank: int
@@ -31,6 +42,7 @@ class Failed:
     chain: tuple[str, ...] = ()
     where: str = ""  # file:line of the user's code that the first one came through
     between: bool = False
+    calls: tuple[GroupCalls, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +59,18 @@ class Freed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """Where the training thread of this rank is. `waits`: in a collective, or for the device that runs one; `timeout_s`: after which its groups give up."""
+    """Where the training thread of this rank is. `waits`: in a collective, or for the device that runs one; `timeout_s`: after which its groups give up;
+    `where`: file:line of the user's code; `step` and `between` as in Failed."""
 
     rank: int
     generation: int
     waits: bool
     stack: str
     timeout_s: float
+    calls: tuple[GroupCalls, ...] = ()
+    step: int = 0
+    between: bool = False
+    where: str = ""
 
 
 # Daemon -> rank

@@ -83,6 +83,17 @@ def test_an_endless_loop_is_ended_before_the_collective_gives_up(tmp_path: Path)
     assert saved_as_after_an_update(run, incident)
 
 
+@pytest.mark.parametrize(("fault", "timeout_s"), [("leave", 600), ("barrier", 8)])
+def test_ranks_that_wait_in_different_collectives_are_told_apart(tmp_path: Path, fault: str, timeout_s: int) -> None:
+    """Found by the standstill, or by what the ranks say when their process group gives up before that."""
+    run = failed(tmp_path, "--fault", fault, "--timeout", timeout_s)
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (75, "rank.desync", 1), run.err
+    assert "it has called" in incident["summary"] and re.search(r"rank 1: barrier at \S*failing.py:\d+", incident["cause"])
+    assert saved_as_after_an_update(run, incident)
+    assert (run.run_dir / "incidents" / incident["id"] / "stacks.txt").read_text()
+
+
 def test_sharded_parameters_are_not_called_whole(tmp_path: Path) -> None:
     run = failed(tmp_path, "--fault", "kill", "--fsdp")
     (incident,) = run.incidents

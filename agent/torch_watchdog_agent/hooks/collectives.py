@@ -1,13 +1,15 @@
 """The collectives that Python calls on a process group: each is compared with the neighbours' before it is made.
 
-Owns what of a collective must be equal on all ranks. The methods of ProcessGroup are hooked, not the functions of torch.distributed, which
-dynamo knows by identity. The group's own number tells which belong together: it counts what C++ calls, too (DDP, compiled regions).
+Owns what of a collective must be equal on all ranks, and how many of each group this rank has called. The methods of ProcessGroup are hooked, not
+the functions of torch.distributed, which dynamo knows by identity. The group's own number tells which belong together: it counts what C++ calls,
+too (DDP, compiled regions).
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,9 @@ from typing import Any
 from torch_watchdog_agent.hooks import groups
 from torch_watchdog_agent.hooks.active import guarded, made_rank
 from torch_watchdog_agent.lockstep import Collective
+from torch_watchdog_proto.rescue_words import GroupCalls
 
-__all__ = ["described", "patch"]
+__all__ = ["calls_made", "described", "patch"]
 
 _NAMES = {
     "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "broadcast": "broadcast", "reduce": "reduce", "allgather": "all_gather",
@@ -28,9 +31,12 @@ _NAMES = {
 _OF_ANY_SIZE = frozenset({"all_to_all", "all_to_all_single", "gather", "scatter", "barrier"})  # each rank may bring its own
 _FIRST_HOLDS_IT = frozenset({"all_reduce", "broadcast", "reduce", "all_gather"})  # the others have it in their second argument
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+_BETWEEN_TWO = ("send", "recv", "recv_anysource")  # gloo numbers these, too, and only on the ranks that take part
 _MAX_SHAPES = 4
 _MAX_DESCRIBED = 4096
 _described: dict[Any, Collective] = {}
+_newest: dict[str, tuple[int, Collective | None]] = {}  # of each group: its number, and what Python called
+_not_collective: dict[str, int] = {}  # of each group: numbers that went to calls between two ranks
 
 
 def patch(module: ModuleType) -> None:
@@ -39,6 +45,48 @@ def patch(module: ModuleType) -> None:
         theirs = getattr(module.ProcessGroup, method, None)
         if theirs is not None:
             setattr(module.ProcessGroup, method, _compared(theirs, name))
+    for method in _BETWEEN_TWO:
+        setattr(module.ProcessGroup, method, _set_apart(getattr(module.ProcessGroup, method)))
+
+
+def calls_made() -> tuple[GroupCalls, ...]:
+    """What this rank has called so far, one entry a group. On any thread; nothing of it waits."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    made = (_made_on(group) for group in list(distributed._world.pg_map)) if distributed is not None else ()
+    return tuple(one for one in made if one is not None)
+
+
+def _made_on(group: Any) -> GroupCalls | None:
+    key, number = group.group_name, _number_of(group)
+    if number is None:
+        return None
+    at, known = _newest.get(key, (-1, None))
+    newest = known if at + 1 == number else None  # else C++ has called since
+    return GroupCalls(
+        group=key, made=max(0, number - _not_collective.get(key, 0)), newest=newest.words if newest else "", alike=newest.alike if newest else 0
+    )  # fmt: skip
+
+
+def _number_of(group: Any) -> int | None:
+    """Of its next call; None where the backend does not count."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return None
+
+
+def _set_apart(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _number_of(self)
+        try:
+            return theirs(self, *args, **kwargs)
+        finally:
+            after = _number_of(self)
+            if before is not None and after is not None:
+                _not_collective[self.group_name] = _not_collective.get(self.group_name, 0) + after - before
+
+    return call
 
 
 def _compared(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -53,17 +101,18 @@ def _compared(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
 @guarded("collectives")
 def _about_to(group: Any, name: str, args: Sequence[Any]) -> None:
     here = made_rank()
-    if here is None or here.lockstep is None:
+    if here is None:
         return
-    key = group.group_name
-    if not here.lockstep.knows(key):
-        here.lockstep.join(key, _peers_of(group, here.identity))
-    try:
-        number = group._get_sequence_number_for_group()
-    except RuntimeError:  # a backend that does not count
+    key, called, number = group.group_name, _known(name, args), _number_of(group)
+    if number is None:
         here.lockstep = None
         return
-    mismatch = here.lockstep.about_to(_known(name, args), key, number)
+    _newest[key] = number, called
+    if here.lockstep is None:
+        return
+    if not here.lockstep.knows(key):
+        here.lockstep.join(key, _peers_of(group, here.identity))
+    mismatch = here.lockstep.about_to(called, key, number - _not_collective.get(key, 0))
     if mismatch is not None:
         here.out_of_step(mismatch)
 

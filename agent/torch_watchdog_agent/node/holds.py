@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch_watchdog_agent.holdback import released_file
 
-__all__ = ["Holds"]
+__all__ = ["LOST_PATIENCE_S", "Holds"]
 
 LOST_PATIENCE_S = 3.0
 

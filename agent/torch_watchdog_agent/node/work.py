@@ -15,24 +15,26 @@ from contextlib import suppress
 from typing import Any
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
-from torch_watchdog_agent.node.holds import Holds
+from torch_watchdog_agent.node.holds import LOST_PATIENCE_S, Holds
 from torch_watchdog_agent.node.lastwords import LastWords
 from torch_watchdog_agent.node.logs import RankLogs
 from torch_watchdog_agent.node.memory import OomKills
 from torch_watchdog_agent.node.nvml import Gpus
+from torch_watchdog_agent.node.outside import stack_of
 from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive, state_of
 from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_agent.node.rings import RingFolder, RingNews
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
-from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
+from torch_watchdog_proto.messages import GpuSample, Leave, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
 from torch_watchdog_proto.record import Note
-from torch_watchdog_proto.rescue_words import Failed, Look, Release
+from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked, Release
 
 __all__ = ["NodeWork"]
 
 _IDLE_POLLS = 5  # after so many polls that gave nothing the pauses grow
 _LONGEST_PAUSE_S = 1.0
+_SILENT_S = 0.7  # for a rank's own answer, before it is looked at from outside
 _SETTLE_S = 0.3  # for the news of the last ranks' ends, once the command has ended
 _ROWS_PER_REPORT = 16_384
 _LEVELS = ("info", "warning", "error")
@@ -53,6 +55,8 @@ class NodeWork:
         self._logs, self._oom_kills = RankLogs(config.run_dir / "logs"), OomKills()
         self._events: list[RankEvent] = []
         self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
+        self._silent: set[tuple[int, int]] = set()  # (attempt, rank): asked where it is, and no answer yet
+        self._freed: dict[tuple[int, int], Free] = {}  # (attempt, rank) -> by which order
         self._order = 0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -106,7 +110,16 @@ class NodeWork:
             self._release(tell.attempt, tell.rank, kill=tell.order.kill)
         if isinstance(tell.order, Look):
             self._tell_state(tell.attempt, tell.rank)
+        if isinstance(tell.order, Free):
+            self._freed[tell.attempt, tell.rank] = tell.order
         self._relay.tell(tell)
+
+    def _let_go_without_a_daemon(self) -> None:
+        """Ranks that were freed wait for its next word, for as long as a save may take: where it is gone, there is none."""
+        if self._link.lost_s() >= LOST_PATIENCE_S:
+            for (attempt, rank), free in self._freed.items():
+                self._relay.tell(TellRank(attempt=attempt, rank=rank, order=Leave(generation=free.generation)))
+            self._freed.clear()
 
     def _tell_state(self, attempt: int, rank: int) -> None:
         """A process that is stopped cannot answer: the kernel's word for it goes beside the answers of those that can."""
@@ -115,6 +128,15 @@ class NodeWork:
             if state is not None:
                 self._add_event(pid, "state", text=state)
                 self._wake.set()
+                self._silent.add((attempt, rank))
+                self._tasks.insert(0, asyncio.create_task(self._guarded(self._look_from_outside(pid), "a look at a silent rank")))
+
+    async def _look_from_outside(self, pid: int) -> None:
+        await asyncio.sleep(_SILENT_S)
+        stack = await asyncio.to_thread(stack_of, pid) if self._who[pid] in self._silent else ""
+        if stack:
+            self._add_event(pid, "stack", text=stack)
+            self._wake.set()
 
     def _release(self, attempt: int, rank: int, *, kill: bool) -> None:
         self._holds.release(attempt, rank)
@@ -125,6 +147,8 @@ class NodeWork:
         if isinstance(message, RankSaid):
             self.last_words.heard(message.message)
             self._on_failed(message)
+            if isinstance(message.message, Looked):
+                self._silent.discard((message.attempt, message.message.rank))
         if isinstance(message, RankSaid) and isinstance(message.message, RankHello):
             hello = message.message
             self._meet(hello.pid, hello.attempt, hello.rank)
@@ -179,6 +203,7 @@ class NodeWork:
     def _poll(self) -> bool:
         """One look at everything; reports what is new. False where nothing was."""
         self._holds.without_a_daemon(self._link.lost_s())
+        self._let_go_without_a_daemon()
         news = self._rings.poll()
         for one in news:
             self._meet(one.header.pid, one.header.attempt, one.header.rank)

@@ -9,6 +9,8 @@ import sys
 import threading
 import traceback
 
+from torch_watchdog_agent.rescue.words import innermost_own
+
 __all__ = ["looked_at"]
 
 MAX_STACK = 3000
@@ -17,14 +19,14 @@ _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distr
 _NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/", "/torch_watchdog_agent/")
 
 
-def looked_at() -> tuple[bool, str]:
-    """(whether it waits for other ranks, its stack, innermost last)."""
+def looked_at() -> tuple[bool, str, str]:
+    """(whether it waits for other ranks, its stack, innermost last, and the user's line in it)."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
-        return False, ""
+        return False, "", ""
     frames = traceback.extract_stack(frame)
     innermost = [entry for entry in frames if entry.filename != "<string>"][-3:]
     waits = any(part in entry.filename for entry in innermost for part in _WAITING) and not any(
         part in entry.filename for entry in innermost for part in _NOT_WAITING
     )
-    return waits, "".join(traceback.format_list(frames))[-MAX_STACK:]
+    return waits, "".join(traceback.format_list(frames))[-MAX_STACK:], innermost_own(frames)

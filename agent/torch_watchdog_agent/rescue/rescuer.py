@@ -20,7 +20,7 @@ from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
-from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Holds, Look, Looked, Release, Rescue
+from torch_watchdog_proto.rescue_words import Failed, Free, Freed, GroupCalls, Holds, Look, Looked, Release, Rescue
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
@@ -51,7 +51,8 @@ class Rescuer:
         self._updates_at_window = 0
         self._ahead: Ahead | None = None
         self._batch: Any = None
-        self._first_seen: tuple[int, int] | None = None  # id of an exception in flight, and when it was noticed
+        # id of an exception in flight, when it was noticed, and after which collectives
+        self._first_seen: tuple[int, int, tuple[GroupCalls, ...]] | None = None
 
     # The training thread
 
@@ -132,7 +133,7 @@ class Rescuer:
     def noticed(self, error: BaseException) -> None:
         """An exception is in flight, and a process group is about to be torn down because of it: remember when that was."""
         if self._first_seen is None or self._first_seen[0] != id(error):
-            self._first_seen = (id(error), time.time_ns())
+            self._first_seen = (id(error), time.time_ns(), self._calls_made())
 
     def keep(self, batch: Any) -> Any:
         """The batch that is about to be used: what a failure in its step may come from. In a replay the recorded one takes its place."""
@@ -158,17 +159,32 @@ class Rescuer:
         """An exception leaves the training: tell it."""
         self._bundle()
         rank, words = self._rank, words_of(error)
-        seen = self._first_seen
-        time_ns = seen[1] if seen is not None and seen[0] == id(error) else time.time_ns()
-        loop, in_window = rank.loop, rank.loop.is_open(rank.loop.step)
+        self.noticed(error)
+        _, time_ns, calls = self._first_seen or (0, 0, ())
+        step, between = self._step_at_hand()
         message = Failed(
-            rank=rank.identity.rank, step=loop.step + (not in_window and loop.updates_applied > 0), between=not in_window, time_ns=time_ns,
-            updates_applied=loop.updates_applied, text=words.text, chain=words.chain, where=words.where,
+            rank=rank.identity.rank, step=step, between=between, time_ns=time_ns, updates_applied=rank.loop.updates_applied, text=words.text,
+            chain=words.chain, where=words.where, calls=calls,
         )  # fmt: skip
         with self._changed:
             self._asked = rank.config.policy != "observe" and rank.identity.world_size > 1
         if not rank.tell(message):
             self._asked = False
+
+    def _step_at_hand(self) -> tuple[int, bool]:
+        """The step that it is in, or between two the next, and whether that is so."""
+        loop = self._rank.loop
+        in_window = loop.is_open(loop.step)
+        return loop.step + (not in_window and loop.updates_applied > 0), not in_window
+
+    def _calls_made(self) -> tuple[GroupCalls, ...]:
+        from torch_watchdog_agent.hooks.collectives import calls_made
+
+        try:
+            return calls_made()
+        except Exception as error:  # noqa: BLE001  a failure is told without it
+            self._rank.say(f"the collectives that were called are not known ({type(error).__name__}: {error})")
+            return ()
 
     def await_word(self) -> None:
         """After the rank's last exception was shown: a healthy state must not go before it is saved."""
@@ -207,15 +223,32 @@ class Rescuer:
         from torch_watchdog_agent.hooks.distributed import group_timeout_s
         from torch_watchdog_agent.rescue.looking import looked_at
 
-        waits, stack = looked_at()
+        waits, stack, where = looked_at()
         timeout_s = group_timeout_s()
-        timeout_s = timeout_s if timeout_s < float("inf") else 0.0
-        return Looked(rank=self._rank.identity.rank, generation=order.generation, waits=waits, stack=stack, timeout_s=timeout_s)
+        step, between = self._step_at_hand()
+        return Looked(
+            rank=self._rank.identity.rank, generation=order.generation, waits=waits, stack=stack, where=where, step=step, between=between,
+            timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=self._calls_made(),
+        )  # fmt: skip
 
     def _begin(self, free: Free) -> None:
-        if self._free is None and not self._over:
-            self._free = free
+        if self._free is not None or self._over:
+            return
+        self._free = free
+        try:
             threading.Thread(target=self._run, args=(free,), name="torch-watchdog-rescue", daemon=True).start()
+        except RuntimeError as error:  # the machine gives no thread any more
+            self._give_up_without_a_thread(free, str(error))
+
+    def _give_up_without_a_thread(self, free: Free, why: str) -> None:
+        """This is the control thread, which must not wait for its own words: the rank comes free, and saves nothing."""
+        from torch_watchdog_agent.rescue import sockets
+
+        self._rank.say(f"another rank has failed ({free.reason}); nothing can be saved here: {why}")
+        self._rank.tell(self._freed(free, "nothing", f"no thread for a rescue could be started ({why})", self._rank.loop.updates_applied))
+        self._over = True
+        if not on_device(self._rank.subjects.now()):
+            sockets.shut_down_all()
 
     # The rescue's own thread
 
@@ -298,9 +331,11 @@ class Rescuer:
             self._until(lambda: self._phase != "update" or self._standing)
 
     def _settle(self) -> None:
-        """Between an update and the next fetch a loop steps its scheduler and more: let it come to a place where all that is done."""
+        """Between an update and the next fetch a loop steps its scheduler and more: let it come to a place where all that is done. A save that an order
+        had begun writes under the same name: it ends first, or fails by what it waited for, and takes its own half files away.
+        """
         with self._changed:
-            self._until(lambda: self._phase not in ("update", "after") or self._standing)
+            self._until(lambda: (self._phase not in ("update", "after") and not self._rank.saver.busy) or self._standing)
 
     def _until(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SETTLE_S
@@ -313,6 +348,8 @@ class Rescuer:
         with self._changed:
             if self._phase == "update":
                 return "nothing", "its update was under way, and a half step is never saved"
+            if self._rank.saver.busy and not self._standing:
+                return "nothing", "it was still writing a checkpoint of all ranks"
             missing = self._window.missing(state.optimizers) if self._phase == "after" else ""
             if missing:
                 return "nothing", f"{missing}, and a half step is never saved"

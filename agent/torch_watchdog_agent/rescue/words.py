@@ -5,17 +5,20 @@ Owns that judgement over one exception object; knows no rank, no socket and no t
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["Words", "words_of"]
+__all__ = ["Words", "innermost_own", "words_of"]
 
 MAX_CHAIN = 12
 MAX_TEXT = 500
 # Raised to be caught: a failure that comes while one of these is handled is the first, not the second.
 _BENIGN = (StopIteration, StopAsyncIteration, GeneratorExit, KeyError, AttributeError, IndexError, ImportError, FileNotFoundError)
 _INSTALLED = (*(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
+_INSTALLED_ELSEWHERE = re.compile(r"/(site|dist)-packages/")  # PYTHONPATH, an environment on top of another
 
 
 class Words:
@@ -50,8 +53,13 @@ def _line(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost frame that is not of an installed library; the innermost of all where there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_INSTALLED, "<"))]
+    return innermost_own(traceback.extract_tb(error.__traceback__))
+
+
+def innermost_own(frames: Sequence[traceback.FrameSummary]) -> str:
+    """`file:line` of the innermost frame that is not of an installed library; of the innermost of all where there is none."""
+    own = [
+        frame for frame in frames if not frame.filename.startswith((*_INSTALLED, "<")) and not _INSTALLED_ELSEWHERE.search(frame.filename)
+    ]
     last = next(iter(reversed(own or frames)), None)
     return "" if last is None else f"{last.filename}:{last.lineno}"

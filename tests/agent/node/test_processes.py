@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from torch_watchdog_agent.node.outside import stack_of
 from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive
 
 # A parent that leaves its child unreaped for as long as we look: as torchrun does for a tenth of a second.
@@ -81,3 +83,18 @@ def test_a_pid_that_can_be_no_rank_is_ignored(pid: int) -> None:
         watch.close()
 
     asyncio.run(look())
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_a_process_that_holds_the_interpreters_lock_is_read_from_outside() -> None:
+    script = "import ctypes\ndef stuck():\n    print('here', flush=True)\n    ctypes.PyDLL(None).pause()\nstuck()\n"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        stack = stack_of(process.pid)
+        process.kill()
+    assert "stuck (<string>:4)" in stack.splitlines()[0]
+
+
+def test_a_process_that_is_not_there_has_no_stack() -> None:
+    assert stack_of(2**22 + 1) == ""

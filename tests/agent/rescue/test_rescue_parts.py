@@ -86,9 +86,10 @@ def test_parameters_that_are_in_no_replica_are_a_part() -> None:
 
 
 def test_a_thread_in_its_own_code_does_not_wait() -> None:
-    waits, stack = looked_at()
+    waits, stack, where = looked_at()
     assert not waits
     assert "test_rescue_parts" in stack
+    assert where.partition(":")[0] == __file__
 
 
 # How far a device is behind Python

@@ -23,17 +23,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from train import CLASSES, Net, digest, say
 
+BATCH = 3
+
 
 class Rows(Dataset):
-    """Sample i from its own generator, so that every run sees the same data."""
+    """Sample i from its own generator, so that every run sees the same data. `stall`: after so many samples there comes no other."""
 
     def __init__(self, stall: int | None) -> None:
         self.stall = stall
+        self.given = 0
 
     def __len__(self) -> int:
         return 240
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.given == self.stall:
+            time.sleep(3600)
+        self.given += 1
         rng = torch.Generator().manual_seed(index)
         return torch.randint(0, 40, (6,), generator=rng), torch.tensor(index % CLASSES)
 
@@ -64,6 +70,10 @@ def fail(how: str) -> None:
         pass
     if how == "sleep":
         time.sleep(3600)
+    if how == "native":
+        ctypes.PyDLL(None).pause()  # and keeps the interpreter's lock
+    if how == "barrier":
+        dist.barrier()
 
 
 def batches(args: argparse.Namespace, rank: int, loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -141,8 +151,9 @@ def train(args: argparse.Namespace) -> None:
     plain, model, optimizer = build(args)
     other = dist.new_group([0, 1]) if args.wait == "group" else None
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
-    rows = Rows(None)
-    loader = DataLoader(rows, batch_size=3, sampler=DistributedSampler(rows), num_workers=args.workers)
+    stalls = args.fault == "loader" and rank == args.rank
+    rows = Rows(BATCH * args.at if stalls else None)
+    loader = DataLoader(rows, batch_size=BATCH, sampler=DistributedSampler(rows), num_workers=args.workers)
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     failing = args.fault and (rank == args.rank or args.both) and attempt + 1 <= args.attempts
     steps = args.steps - (args.fewer if rank == args.rank else 0)
@@ -154,13 +165,15 @@ def train(args: argparse.Namespace) -> None:
         for step, (ids, labels) in enumerate(batches(args, rank, loader)):
             if step == steps:
                 break
-            if step == args.at:
+            if step == args.at - stalls:
                 print(f"rank {rank} fault {time.time():.3f}", flush=True)
             if args.freeze and rank != args.rank and step == args.at:
                 fail("stop")
             if failing and step == args.at and args.place == "forward":
                 if args.both:
                     dist.barrier()  # at the same moment, so that none can be rescued from the other's failure
+                if args.fault == "leave":
+                    break
                 fail(args.fault)
             loss = nn.functional.cross_entropy(model(ids), labels)
             loss.backward()

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from torch_watchdog.job.failures import FailureWatch
-from torch_watchdog.job.first_failure import blames_a_peer
+from torch_watchdog.job.first_failure import FirstFailure, blames_a_peer
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import judge
 from torch_watchdog_proto.messages import RankEvent
-from torch_watchdog_proto.rescue_words import Failed
+from torch_watchdog_proto.rescue_words import Failed, GroupCalls, Looked
 
 HERE = Path(__file__).parent
 TRANSCRIPTS = sorted((HERE / "transcripts").glob("*.txt"))
@@ -121,3 +122,65 @@ def test_a_rank_that_skipped_and_is_the_only_one_to_wait_explains_nothing() -> N
     first = watch.verdict(now=1000.0, all_ended=True, skipped={0: 5})
     assert first is not None
     assert not first.skipped
+
+
+# One has waited for as long as it may, and says for nobody whom
+
+
+def gave_up(*, made: int = 9, skipped: dict[int, int] | None = None, looked: Looked | None = None, state: str = "S") -> FirstFailure:
+    """Rank 0 timed out; rank 1, which it waited for, was asked where it was."""
+    watch = FailureWatch()
+    calls = (GroupCalls(group="0", made=made),)
+    word = Failed(rank=0, step=9, updates_applied=9, time_ns=1, text=WAITED, where="train.py:7", calls=calls)
+    watch.raised(word, node="a", pid=100, now=1.0)
+    watch.asked(frozenset({1}))
+    watch.state(1, state)
+    if looked is not None:
+        watch.looked(looked)
+    assert watch.verdict(now=1.5, all_ended=False) is None
+    first = watch.verdict(now=4.5, all_ended=False, skipped=skipped or {})
+    assert first is not None
+    return first
+
+
+def looks(*, waits: bool, made: int = 9) -> Looked:
+    stack = '  File "/x/train.py", line 70, in main\n    time.sleep(12)\n'
+    return Looked(
+        rank=1,
+        generation=4,
+        waits=waits,
+        stack=stack,
+        timeout_s=8.0,
+        calls=(GroupCalls(group="0", made=made),),
+        step=9,
+        where="train.py:70",
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "words"),
+    [
+        ({"looked": looks(waits=True, made=8)}, "rank.desync", "it has called 8 collectives, rank 0 9"),
+        ({"looked": looks(waits=False)}, "rank.hang", 'it is not in a collective, but in File "/x/train.py", line 70'),
+        ({"state": "T"}, "rank.hang", "SIGSTOP"),
+        ({}, "rank.hang", "it does not answer"),
+        ({"looked": looks(waits=False), "skipped": {1: 5}}, "rank.desync", "it skipped a batch"),
+    ],
+)
+def test_whom_the_others_waited_for_is_the_culprit_not_who_gave_up_first(more: dict[str, Any], kind: str, words: str) -> None:
+    first = gave_up(**more)
+    assert ([end.rank for end in first.culprits], first.victims) == ([1], (0,))
+    verdict = judge(first)
+    assert verdict.kind == kind
+    assert words in verdict.summary
+
+
+def test_where_all_were_in_the_same_collective_the_one_that_gave_up_is_all_there_is() -> None:
+    watch = FailureWatch()
+    word = Failed(rank=0, step=9, updates_applied=9, time_ns=1, text=WAITED, calls=(GroupCalls(group="0", made=9),))
+    watch.raised(word, node="a", pid=100, now=1.0)
+    watch.asked(frozenset({1}))
+    watch.looked(looks(waits=True))
+    first = watch.verdict(now=20.0, all_ended=False)
+    assert first is not None
+    assert [end.rank for end in first.culprits] == [0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_watchdog.job.hangs import ANSWER_S, SHORTEST_S, HangWatch, Hung
-from torch_watchdog_proto.rescue_words import Looked
+from torch_watchdog_proto.rescue_words import GroupCalls, Looked
 
 STACK = '  File "/x/train.py", line 7, in main\n    while True:\n'
 
@@ -53,7 +53,7 @@ def test_a_stopped_rank_is_hung_when_it_is_found_so_twice() -> None:
     assert first is not None and not first.sure
     second = run.look(waits=(0,), stopped=(1,))
     assert second is not None
-    assert (second.rank, second.waiting, second.sure) == (1, (0,), True)
+    assert (second.ranks, second.waiting, second.sure) == ((1,), (0,), True)
     assert "SIGSTOP" in second.why and "rank 0: waits in a collective" in second.stacks
 
 
@@ -71,7 +71,7 @@ def test_a_rank_that_does_something_else_is_late_but_not_hung_until_the_collecti
     told = [verdict for verdict in verdicts if verdict is not None]
     assert not told[0].sure and "train.py" in told[0].why
     sure = next(verdict for verdict in told if verdict.sure)
-    assert sure.rank == 1
+    assert sure.ranks == (1,)
     assert run.timeout_s * 0.8 <= run.now
 
 
@@ -86,3 +86,62 @@ def test_progress_begins_anew() -> None:
     run.watch.progressed(run.now)
     verdict = run.look(waits=(0,), stopped=(1,))
     assert verdict is None or not verdict.sure
+
+
+def test_what_was_read_from_outside_says_where_a_silent_rank_is() -> None:
+    run = Run()
+    run.now = run.watch.deadline or 0.0
+    run.watch.asked(frozenset({0, 1}), 1, run.now)
+    run.watch.answered(Looked(rank=0, generation=1, waits=True, stack=STACK, timeout_s=600.0))
+    run.watch.stack(1, "    fail (train.py:66)\n    main (train.py:9)\n")
+    verdict = run.watch.verdict(run.now + ANSWER_S)
+    assert verdict is not None
+    assert "native code holds the interpreter's lock, in fail (train.py:66);" in verdict.why
+    assert "main (train.py:9)" in verdict.stacks
+
+
+# All wait
+
+
+def ask(run: Run, *, made: dict[int, int], computing: tuple[int, ...] = ()) -> Hung | None:
+    assert run.watch.deadline is not None
+    run.now = max(run.now, run.watch.deadline)
+    run.generation += 1
+    run.watch.asked(frozenset(made), run.generation, run.now)
+    for rank, count in made.items():
+        calls = (GroupCalls(group="0", made=count),)
+        answer = Looked(
+            rank=rank, generation=run.generation, waits=True, stack=STACK, timeout_s=run.timeout_s, calls=calls, step=9, where="t.py:7"
+        )
+        run.watch.answered(answer)
+        run.watch.state(rank, "R" if rank in computing else "S")
+    run.now += ANSWER_S
+    return run.watch.verdict(run.now)
+
+
+def test_ranks_that_all_wait_in_different_collectives_are_told_at_once_and_sure_at_the_second_look() -> None:
+    run = Run()
+    first = ask(run, made={0: 23, 1: 22, 2: 23})
+    assert first is not None and not first.sure
+    second = ask(run, made={0: 23, 1: 22, 2: 23})
+    assert second is not None
+    assert (second.ranks, second.waiting, second.sure, second.desync) == ((1,), (0, 2), True, True)
+    assert "it has called 22 collectives, rank 0 23" in second.why and "t.py:7" in second.why
+
+
+def test_one_that_computes_in_its_backward_has_only_not_come_yet() -> None:
+    run = Run()
+    ask(run, made={0: 23, 1: 22}, computing=(1,))
+    assert ask(run, made={0: 23, 1: 22}, computing=(1,)) is None
+
+
+def test_counts_that_still_move_are_no_standstill() -> None:
+    run = Run()
+    ask(run, made={0: 23, 1: 22})
+    assert ask(run, made={0: 25, 1: 24}) is None
+
+
+def test_where_all_wait_in_the_same_collective_no_rank_is_to_blame() -> None:
+    run = Run()
+    assert ask(run, made={0: 23, 1: 23}) is None
+    assert ask(run, made={0: 23, 1: 23}) is None

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, first_failure
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, first_failure, gave_up
+from torch_watchdog.job.standstill import Place, elsewhere, silence, split
 from torch_watchdog.rules.death import PATIENCE_S
 from torch_watchdog_proto.messages import RankEvent
-from torch_watchdog_proto.rescue_words import Failed
+from torch_watchdog_proto.rescue_words import Failed, Looked
 
 __all__ = ["FailureWatch"]
 
@@ -32,6 +33,12 @@ class FailureWatch:
         self._command: tuple[int, int | None] | None = None  # how the wrapped command failed
         self._since: float | None = None
         self._judged = 0
+        self._asked: frozenset[int] = frozenset()
+        self._places: dict[int, Place] = {}  # where ranks were when the first of them gave a collective up
+        self._elsewhere: dict[int, str] = {}
+        self._stacks: dict[int, str] = {}
+        self._states: dict[int, str] = {}
+        self._outside: dict[int, str] = {}
 
     @property
     def deadline(self) -> float | None:
@@ -55,11 +62,44 @@ class FailureWatch:
         )  # fmt: skip
         self._begin(now)
 
-    def hung(self, rank: int, *, node: str, pid: int, step: int | None, why: str, now: float) -> None:
+        if gave_up(failed.text):
+            self._places[failed.rank] = Place.of(failed)
+
+    def hung(self, rank: int, *, node: str, pid: int, step: int | None, why: str, now: float, desync: bool = False) -> None:
         """The rank makes no progress, and others wait for it."""
         known = self._ends.get(pid) or RankEnd(rank=rank, node=node, pid=pid)
-        self._ends[pid] = replace(known, hung=why, step=step)
+        self._ends[pid] = replace(known, hung=why, step=step, desync=desync)
         self._begin(now)
+
+    def asked(self, ranks: frozenset[int]) -> None:
+        """One has given a collective up: these are asked where they are, before they are told anything."""
+        self._asked = ranks
+
+    def looked(self, looked: Looked) -> None:
+        if looked.rank not in self._asked or looked.rank in self._stacks:
+            return
+        self._stacks[looked.rank] = looked.stack
+        if looked.waits:
+            self._places.setdefault(looked.rank, Place.of(looked))
+        else:
+            self._elsewhere[looked.rank] = elsewhere(looked)
+
+    @property
+    def stacks(self) -> str:
+        """Of the ranks that were asked."""
+        words = {rank: self._elsewhere.get(rank, "waits in a collective") for rank in self._stacks} | dict.fromkeys(
+            self._outside, "no answer"
+        )
+        found = self._outside | self._stacks
+        return "\n".join(f"rank {rank}: {words[rank]}\n{found[rank]}" for rank in sorted(found))
+
+    def state(self, rank: int, text: str) -> None:
+        """The kernel's word for the state of the process."""
+        self._states[rank] = text
+
+    def stack(self, rank: int, text: str) -> None:
+        """Of a rank that does not answer, read from outside."""
+        self._outside[rank] = text
 
     def see(self, event: RankEvent, node: str, last_step: int | None, now: float) -> None:
         """A rank's process has ended."""
@@ -94,18 +134,33 @@ class FailureWatch:
             return None
         self._judged = len(failed)
         finished = [end for end in self._ends.values() if end.finished]
-        return first_failure([*failed, *finished], skipped)
+        return first_failure([*failed, *finished], skipped, self._late())
+
+    def _late(self) -> list[RankEnd]:
+        """Those that the rank which gave a collective up had waited for, by where they were then."""
+        if not any(gave_up(end.text) for end in self._failed()):
+            return []
+        whys = {rank: self._elsewhere.get(rank) or self._silence(rank) for rank in sorted(self._asked - self._places.keys())}
+        found = None if whys else split(list(self._places.values()))
+        if found is not None:
+            whys = dict.fromkeys(found.ranks, found.why)
+        known = {end.rank: end for end in self._ends.values()}
+        ends = (known.get(rank, RankEnd(rank=rank, node="", pid=0)) for rank in whys)
+        return [replace(end, hung=whys[end.rank], desync=found is not None, finished=False) for end in ends]
+
+    def _silence(self, rank: int) -> str:
+        return silence(self._states.get(rank, "?"), self._outside.get(rank, ""))
 
     @property
     def culprit_is_known(self) -> bool:
-        """Whether some rank's failure is its own, so that no earlier one need be waited for long."""
-        return any(not self.is_victim(end.pid) for end in self._failed())
+        """Whether some rank's failure is its own, so that no earlier one need be waited for long; or whom the others waited for."""
+        return any(not self.is_victim(end.pid) for end in self._failed()) or (self._asked <= self._stacks.keys() and bool(self._late()))
 
     def _begin(self, now: float) -> None:
         self._since = now if self._since is None else self._since
 
     def _patience_s(self) -> float:
-        return PATIENCE_S if self.culprit_is_known else SLOW_TEARDOWN_S
+        return PATIENCE_S if self.culprit_is_known or self._late() else SLOW_TEARDOWN_S
 
     def _failed(self) -> tuple[RankEnd, ...]:
         told = [self._told(end) for end in self._ends.values()]

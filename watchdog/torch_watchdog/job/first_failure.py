@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-__all__ = ["FirstFailure", "RankEnd", "blames_a_peer", "first_failure"]
+__all__ = ["FirstFailure", "RankEnd", "blames_a_peer", "first_failure", "gave_up"]
 
 Role: TypeAlias = Literal["own", "peer", "asked", "finished"]
 
@@ -25,6 +25,7 @@ _PEER_IS_GONE = re.compile(
     r"Application timeout caused pair closure|Read error|Rank \d+ successfully reached monitoredBarrier, but received errors",
     re.IGNORECASE,
 )
+_GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 _ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 _SAME_MOMENT_NS = 1_000_000
 
@@ -35,7 +36,7 @@ class RankEnd:
 
     `text` is the exception that was raised first of its chain, `raised_ns` when its node's clock showed that; `ended_ns` when its process was seen to
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
-    the next. `finished`: it ended well.
+    the next. `finished`: it ended well. `hung`: why it is held for one that makes no progress, `desync` where it waits in a collective of its own.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankEnd:
     raised_ns: int = 0
     ended_ns: int = 0
     hung: str = ""
+    desync: bool = False
     between: bool = False
     finished: bool = False
 
@@ -71,26 +73,34 @@ def blames_a_peer(text: str) -> bool:
     return _PEER_IS_GONE.search(text) is not None
 
 
-def first_failure(ends: Sequence[RankEnd], skipped: Mapping[int, int] = MappingProxyType({})) -> FirstFailure | None:
-    """None where no rank has failed. `skipped`: ranks that left a batch out on their own, and the step of it; one of them may not have ended yet."""
+def gave_up(text: str) -> bool:
+    """Whether these are the words of a rank that has waited for another for as long as it may."""
+    return _GAVE_UP.search(text) is not None
+
+
+def first_failure(
+    ends: Sequence[RankEnd], skipped: Mapping[int, int] = MappingProxyType({}), late: Sequence[RankEnd] = ()
+) -> FirstFailure | None:
+    """None where no rank has failed. `skipped`: ranks that left a batch out on their own, and the step of it; one of them may not have ended yet.
+    `late`: ranks that did not come to where the others waited for them, if nothing else explains that these gave up."""
     roles = {end: _role(end) for end in ends}
     failed = [end for end in ends if roles[end] != "finished"]
     if not failed:
         return None
     own = [end for end in failed if roles[end] == "own"]
-    late = None if own else _out_of_step(ends, skipped, {end.rank for end in failed if roles[end] == "peer"})
-    if late is not None:
-        return late
+    behind = None if own else _out_of_step(ends, skipped, {end.rank for end in failed if roles[end] == "peer"})
+    if behind is not None:
+        return behind
     early = [] if own else _finished_early(roles, failed)
     if own:
         culprits = _earliest(own)
-    elif early:
-        culprits = early
+    elif early or late:
+        culprits = early or list(late)
     else:
         culprits = _earliest([end for end in failed if roles[end] == "asked"] or failed)
     return FirstFailure(
         culprits=tuple(sorted(culprits, key=lambda end: end.rank)),
-        victims=tuple(sorted(end.rank for end in failed if end not in culprits)),
+        victims=tuple(sorted({end.rank for end in failed} - {end.rank for end in culprits})),
         desync=bool(early),
     )
 

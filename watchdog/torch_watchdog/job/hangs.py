@@ -2,16 +2,17 @@
 
 Owns the progress of one attempt's ranks and what they answered when they were asked. Learns from the job's own steps how long a standstill is unusual; says
 "hung" only on agreeing evidence: others wait in a collective, and this rank is stopped, or still does something else shortly before their collective
-gives up. Pure: `now` is an argument.
+gives up; or all wait, and not in the same collectives. Pure: `now` is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
+from torch_watchdog.job.standstill import Place, Split, elsewhere, silence, split
 from torch_watchdog_proto.rescue_words import Looked
 
 __all__ = ["HangWatch", "Hung"]
@@ -26,13 +27,15 @@ PART_OF_TIMEOUT = 0.8  # of the process groups' own: after it the job dies anywa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """One rank that others wait for. `sure`: it cannot go on by itself, or not in time: the others may be freed."""
+    """The rank that others wait for; several where nothing tells them apart. `sure`: it cannot go on by itself, or not in time: the others may be
+    freed. `desync`: it waits, too, in another collective."""
 
-    rank: int
+    ranks: tuple[int, ...]
     why: str
     waiting: tuple[int, ...]
     sure: bool
     stacks: str
+    desync: bool = False
 
 
 class HangWatch:
@@ -46,7 +49,9 @@ class HangWatch:
         self._asked: frozenset[int] = frozenset()
         self._answers: dict[int, Looked] = {}
         self._states: dict[int, str] = {}
+        self._outside: dict[int, str] = {}
         self._stopped_before: frozenset[int] = frozenset()
+        self._split_before: Split | None = None
         self._told = False
         self._ask_again_at = 0.0
 
@@ -55,7 +60,7 @@ class HangWatch:
         if self._last is not None:
             self._gaps_s.extend((*steps_s, now - self._last))
         self._last, self._asked_at, self._told = now, None, False
-        self._stopped_before = frozenset()
+        self._stopped_before, self._split_before = frozenset(), None
 
     @property
     def deadline(self) -> float | None:
@@ -74,7 +79,7 @@ class HangWatch:
 
     def asked(self, ranks: frozenset[int], generation: int, now: float) -> None:
         self._asked, self._generation, self._asked_at = ranks, generation, now
-        self._answers, self._states = {}, {}
+        self._answers, self._states, self._outside = {}, {}, {}
 
     def answered(self, looked: Looked) -> None:
         if looked.generation == self._generation:
@@ -83,6 +88,10 @@ class HangWatch:
     def state(self, rank: int, text: str) -> None:
         """The kernel's word for the state of the process."""
         self._states[rank] = text
+
+    def stack(self, rank: int, text: str) -> None:
+        """Of a rank that does not answer, read from outside."""
+        self._outside[rank] = text
 
     def verdict(self, now: float) -> Hung | None:
         """Once the ranks have had their time to answer; then they are asked again after a while."""
@@ -94,34 +103,50 @@ class HangWatch:
         self._ask_again_at = now + self._unusual_s() / 2
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
         late = sorted(self._asked - set(waiting))
-        if not waiting or not late:
+        if not waiting:
             return None
-        return self._judge(late[0] if not self._stopped_before else min(self._stopped_before), waiting, stood_s, asked_before)
+        if not late:
+            return self._judge_split(split([Place.of(answer) for answer in self._answers.values()]), stood_s)
+        rank = late[0] if not self._stopped_before else min(self._stopped_before)
+        sure = rank in self._stopped_before and rank in asked_before
+        return self._told_once(
+            Hung(ranks=(rank,), why=self._why(rank, stood_s), waiting=waiting, sure=sure, stacks=self._stacks()), stood_s
+        )
 
-    def _judge(self, rank: int, waiting: tuple[int, ...], stood_s: float, asked_before: frozenset[int]) -> Hung | None:
+    def _judge_split(self, found: Split | None, stood_s: float) -> Hung | None:
+        """All wait. What was so at two looks, and computes nothing meanwhile, will not come right by itself."""
+        before, self._split_before = self._split_before, found
+        if found is None:
+            return None
+        sure = found == before and all(self._states.get(rank, "S") != "R" for rank in found.ranks)
+        waiting = tuple(sorted(self._asked - set(found.ranks)))
+        why = f"{found.why}; {self._since(stood_s)}"
+        return self._told_once(Hung(ranks=found.ranks, why=why, waiting=waiting, sure=sure, stacks=self._stacks(), desync=True), stood_s)
+
+    def _told_once(self, hung: Hung, stood_s: float) -> Hung | None:
+        """Again only where it has become sure: at the latest before the collectives give up."""
         timeout_s = min((answer.timeout_s for answer in self._answers.values() if answer.timeout_s > 0), default=float("inf"))
-        stopped = rank in self._stopped_before
-        sure = (stopped and rank in asked_before) or stood_s >= PART_OF_TIMEOUT * timeout_s
-        if self._told and not sure:
+        hung = replace(hung, sure=hung.sure or stood_s >= PART_OF_TIMEOUT * timeout_s)
+        if self._told and not hung.sure:
             return None
         self._told = True
-        return Hung(rank=rank, why=self._why(rank, stood_s), waiting=waiting, sure=sure, stacks=self._stacks())
+        return hung
+
+    def _since(self, stood_s: float) -> str:
+        return f"no step for {stood_s:.0f} s, where one is usual every {median(self._gaps_s):.2g} s"
 
     def _why(self, rank: int, stood_s: float) -> str:
-        usual = median(self._gaps_s)
-        since = f"no step for {stood_s:.0f} s, where one is usual every {usual:.2g} s"
-        if self._states.get(rank) == "T":
-            return f"its process is stopped (SIGSTOP); {since}"
+        since = self._since(stood_s)
         answer = self._answers.get(rank)
-        if answer is None:
-            return f"it does not answer: native code holds the interpreter's lock; {since}"
-        lines = [line.strip() for line in answer.stack.splitlines() if line.strip().startswith("File ")]
-        return f"it is not in a collective, but in {lines[-1] if lines else 'unknown code'}; {since}"
+        if answer is None or self._states.get(rank) == "T":
+            return f"{silence(self._states.get(rank, '?'), self._outside.get(rank, ''))}; {since}"
+        return f"{elsewhere(answer)}; {since}"
 
     def _stacks(self) -> str:
         parts = []
         for rank in sorted(self._asked):
             answer, state = self._answers.get(rank), self._states.get(rank, "?")
             word = "no answer" if answer is None else "waits in a collective" if answer.waits else "not in a collective"
-            parts.append(f"rank {rank}: {word}, process state {state}\n{'' if answer is None else answer.stack}")
+            stack = self._outside.get(rank, "") if answer is None else answer.stack
+            parts.append(f"rank {rank}: {word}, process state {state}\n{stack}")
         return "\n".join(parts)

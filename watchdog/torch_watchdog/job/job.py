@@ -29,7 +29,7 @@ from torch_watchdog.job.events import (
     WriteStacks,
 )
 from torch_watchdog.job.failures import FailureWatch
-from torch_watchdog.job.first_failure import FirstFailure
+from torch_watchdog.job.first_failure import FirstFailure, gave_up
 from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.health import NO_CODES, Health
 from torch_watchdog.job.incident import is_order
@@ -231,6 +231,10 @@ class Job:
             self._failures.log(event.pid, event.text)
         if event.kind == "state":
             self._hangs.state(event.rank, event.text)
+            self._failures.state(event.rank, event.text)
+        if event.kind == "stack":
+            self._hangs.stack(event.rank, event.text)
+            self._failures.stack(event.rank, event.text)
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
             rank.exited = True
@@ -266,6 +270,7 @@ class Job:
             effects += self._on_signalled(message, now)
         if isinstance(message, Looked):
             self._hangs.answered(message)
+            self._failures.looked(message)
         if isinstance(message, Failed):
             effects += self._on_failed(rank, message, now)
         effects += self._tell_each(self._rescues.said(message, now))
@@ -276,7 +281,19 @@ class Job:
         self._failures.raised(failed, node=rank.node, pid=rank.pid, now=now)
         yield self._event(now, "rank.failed", rank=rank.rank, step=failed.step, text=" <- ".join((failed.text, *failed.chain[1:])))
         yield from self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
+        if gave_up(failed.text) and not self._rescues.has_begun:  # whom it waited for: told before they are freed from where they are
+            alive = self._ranks_in_training() - {rank.rank}
+            self._failures.asked(alive)
+            yield from self._ask(alive)[1]
         yield from self._rescue(rank.rank, failed.text, now, victim=self._failures.is_victim(rank.pid))
+
+    def _ranks_in_training(self) -> frozenset[int]:
+        return frozenset(rank.rank for rank in self._ranks.values() if rank.alive and rank.phase != "end")
+
+    def _ask(self, ranks: frozenset[int]) -> tuple[int, list[Effect]]:
+        """Where they are: the question's number, and the questions."""
+        generation = 0 if self._coordinator is None else self._coordinator.next_generation()
+        return generation, self._tell_each(stop.Tell(rank=rank, order=Look(generation=generation)) for rank in sorted(ranks))
 
     def _on_rank_hello(self, node: str, hello: m.RankHello, now: float) -> Iterable[Effect]:
         if hello.attempt != self._attempt:
@@ -385,27 +402,29 @@ class Job:
 
     def _watch_standstill(self, now: float) -> Iterable[Effect]:
         """Asks the ranks where they are once no step has come for unusually long, and frees them from one that will not come."""
-        alive = frozenset(rank.rank for rank in self._ranks.values() if rank.alive and rank.phase != "end")
+        alive = self._ranks_in_training()
         if self._coordinator is None or self._order_open or self._first is not None or self._rescues.has_begun or len(alive) < 2:
             return ()
         if self._hangs.should_ask(now):
-            generation = self._coordinator.next_generation()
+            generation, questions = self._ask(alive)
             self._hangs.asked(alive, generation, now)
-            return self._tell_each(stop.Tell(rank=rank, order=Look(generation=generation)) for rank in sorted(alive))
+            return questions
         hung = self._hangs.verdict(now)
         return () if hung is None else self._on_hung(hung, now)
 
     def _on_hung(self, hung: Hung, now: float) -> Iterable[Effect]:
-        rank = self._ranks[hung.rank]
-        yield self._event(
-            now, "rank.late", rank=rank.rank, step=rank.last_step, text=f"ranks {hung.waiting} wait for rank {rank.rank}: {hung.why}"
-        )
+        ranks = [self._ranks[rank] for rank in hung.ranks]
+        names = ", ".join(str(rank.rank) for rank in ranks)
+        text = f"ranks {hung.waiting} wait for rank {names}: {hung.why}" if hung.waiting else f"ranks {names}: {hung.why}"
+        yield self._event(now, "rank.late", rank=ranks[0].rank, step=ranks[0].last_step, text=text)
         if not hung.sure:
             return
-        step = None if rank.last_step is None else rank.last_step + 1
-        self._failures.hung(rank.rank, node=rank.node, pid=rank.pid, step=step, why=hung.why, now=now)
-        self._stacks, self._hung = hung.stacks, True
-        yield from self._rescue(rank.rank, hung.why, now)
+        for rank in ranks:
+            step = None if rank.last_step is None else rank.last_step + 1
+            self._failures.hung(rank.rank, node=rank.node, pid=rank.pid, step=step, why=hung.why, now=now, desync=hung.desync)
+        self._stacks = hung.stacks
+        # Of several that are only in different collectives each holds a whole state: one is ended, another saves.
+        yield from self._rescue(ranks[0].rank, hung.why, now)
         yield from self._judge(now)
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
@@ -530,10 +549,11 @@ class Job:
     def _name(self, first: FirstFailure, now: float) -> list[Effect]:
         """The incident at once: who is on call must not wait for the others' saving."""
         self._first = first
+        self._hung = self._hung or any(end.hung for end in first.culprits)
         changed, is_new = self._casebook.failed(first, self._ranks, now)
         told: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
         if any(end.hung for end in first.culprits):
-            told.append(WriteStacks(incident_id=changed["id"], text=self._stacks))
+            told.append(WriteStacks(incident_id=changed["id"], text=self._stacks or self._failures.stacks))
         if not is_new:
             return told
         rank = changed["origin"]["rank"]

@@ -46,6 +46,8 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
         return _skipped(first, where)
     if first.desync:
         return _desync(first, where)
+    if end.desync:
+        return _in_another(first, where)
     if end.hung:
         return Verdict(
             kind="rank.hang", severity="critical", summary=f"{where}: {end.hung}",
@@ -115,6 +117,18 @@ def _desync(first: FirstFailure, where: str) -> Verdict:
         summary=f"{where}: it ended well while ranks {others} still had steps to do",
         cause=f"rank {end.rank} came to its end in an earlier step than ranks {others}, whose next collective then had no partner",
         fix="give every rank the same number of batches: drop_last, a DistributedSampler, or DDP's join()",
+    )
+
+
+def _in_another(first: FirstFailure, where: str) -> Verdict:
+    end = first.culprits[0]
+    return Verdict(
+        kind="rank.desync",
+        severity="critical",
+        summary=f"{where}: {end.hung.partition(';')[0]}",
+        cause=f"every rank waited, and not in the same collective: {end.hung}",
+        fix="let every rank call the same collectives in the same order and equally often: look at both places (stacks.txt) for a branch, a loop of "
+        "another length, or an early way out that only some ranks take",
     )
 
 
