@@ -47,6 +47,7 @@ class History:
         self._copies, self._memory = Copies(2 * _MAX_PENDING_LOSSES), Memory()
         self._norms, self._scales, self._scale = Newest(), Newest(), 0.0
         self._steps_done = 0
+        self.scale_is_known = False
 
     def forget(self) -> None:
         self._recorder = None
@@ -114,6 +115,7 @@ class History:
 
     def scale_seen(self, scale: Any) -> None:
         """What a GradScaler multiplies losses with from now on."""
+        self.scale_is_known = True
         self._scales.put(scale)
 
     def _backward_ends(self, now_ns: int) -> None:

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeAlias
 from torch_watchdog.alerts.receivers import receiver_of
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.plan import is_job_name
-from torch_watchdog.rules.catalogue import check_settings
 from torch_watchdog_proto.messages import EXIT_BAD_DATA, EXIT_DIVERGED, EXIT_MACHINE, Policy
 
 __all__ = ["LaunchConfig", "load_config"]
@@ -242,6 +241,8 @@ def _rules(value: Any) -> Mapping[str, Mapping[str, Any]]:
     """`[rules.NAME]`, with thresholds of that rule: `watchdog rules show NAME` lists them."""
     if not isinstance(value, dict):
         raise ValueError("must be tables such as [rules.straggler] with ratio = 2.0")  # noqa: TRY004 - as every check here
+    from torch_watchdog.rules.catalogue import check_settings  # rules load numpy: a launch that changes none of them need not wait for it
+
     check_settings(value)
     return value
 

@@ -25,7 +25,7 @@ def patch(module: ModuleType) -> None:
     @functools.wraps(scale)
     def scaling(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
-        _scaled(outputs, scaled)
+        _scaled(self, outputs, scaled)
         return scaled
 
     @functools.wraps(update)
@@ -52,9 +52,12 @@ def _made(scaler: Any) -> None:
 
 
 @guarded("scaler")
-def _scaled(raw: Any, scaled: Any) -> None:
+def _scaled(scaler: Any, raw: Any, scaled: Any) -> None:
     if hasattr(raw, "numel") and raw is not scaled:
         _raw[:] = [(weakref.ref(scaled), weakref.ref(raw))]
+    here = rank()
+    if here is not None and not here.history.scale_is_known:  # the very first step may overflow, and is one of a scaler all the same
+        here.history.scale_seen(scaler._scale)
 
 
 @guarded("scaler")

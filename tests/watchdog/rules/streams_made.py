@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_watchdog.rules.engine import Engine, Finding
@@ -29,6 +29,16 @@ def block(
         "evaluation": (False,), "forward_ns": (int((own_ms - loader_ms) * 1e6),), "scale": (0.0,), "step": (step,), "step_time_ns": (0,),
         "step_ns": (int((own_ms + wait_ms) * 1e6),), "vetoed": (False,), "updates_applied": (step + 1,), "backward_ns": (int(wait_ms * 1e6),),
         "grad_norm": (-1.0,), "tensors": (labels(9),),
+    }  # fmt: skip
+    return StepBlock(rank=rank, attempt=0, pid=100 + rank, first_record=1, **(columns | more))
+
+
+def batches(rank: int, losses: Sequence[tuple[int, float]], **more: Any) -> StepBlock:
+    """One block of several steps, as it comes where they are short: only their numbers and losses."""
+    steps, zeros = tuple(step for step, _ in losses), (0,) * len(losses)
+    columns: dict[str, Any] = {
+        "micro_step": zeros, "micro_of_step": steps, "micro_time_ns": zeros, "loader_ns": zeros, "loss": tuple(loss for _, loss in losses),
+        "loss_known": (True,) * len(losses), "evaluation": (False,) * len(losses), "step": steps, "step_time_ns": zeros, "step_ns": (1_000_000,) * len(losses),
     }  # fmt: skip
     return StepBlock(rank=rank, attempt=0, pid=100 + rank, first_record=1, **(columns | more))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from streams_made import block
 
@@ -64,3 +65,25 @@ def test_under_a_scaler_a_few_losses_in_a_row_are_its_own_matter() -> None:
 
 def test_under_a_scaler_losses_that_stay_bad_are_told() -> None:
     assert found(*[block(0, step, loss=math.inf, scale=(1024.0,)) for step in range(5)]).origin == 0
+
+
+GATE_ONLY: dict[str, Any] = dict.fromkeys(
+    ("micro_step", "micro_of_step", "micro_time_ns", "loader_ns", "loss", "loss_known", "evaluation", "forward_ns", "scale", "tensors"), ()
+)
+
+
+def gate(rank: int, step: int, norm: float) -> StepBlock:
+    """A report that ends between a batch and its gate, or whose losses are still on their way from a GPU."""
+    return replace(block(rank, step, grad_norm=(norm,)), **GATE_ONLY)
+
+
+def test_under_a_scaler_a_norm_that_comes_in_a_block_of_its_own_is_its_own_matter() -> None:
+    assert verdict(block(0, 4, scale=(1024.0,)), gate(0, 5, math.inf), block(0, 5, scale=(512.0,))) is None
+
+
+def test_a_norm_that_comes_before_the_word_of_a_scaler_is_its_own_matter() -> None:
+    assert verdict(gate(0, 0, math.inf), gate(1, 0, math.inf), *[block(rank, 0, scale=(65536.0,)) for rank in range(2)]) is None
+
+
+def test_a_norm_in_a_block_of_its_own_is_told_where_no_scaler_is() -> None:
+    assert found(gate(0, 5, NAN), gate(1, 5, NAN), block(0, 5), block(1, 5)).kind == "grad.not_finite"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
-from streams_made import GIB, Watch, block, labels, sample
+from streams_made import GIB, Watch, batches, block, labels, sample
 
 from torch_watchdog_proto.messages import StepBlock
 
@@ -32,6 +33,32 @@ def test_a_spike_of_all_ranks_is_one_finding_without_a_rank_and_is_over_when_the
     for count, loss in ((60, 2.0), (6, 9.0), (20, 2.0)):
         watch.seconds(count, lambda step, loss=loss: (block(rank, step, loss=noisy(loss)) for rank in range(3)))  # type: ignore[misc]
     assert watch.told == [("loss_spike", None, "fires"), ("loss_spike", None, "resolves")]
+
+
+def short_steps(first: int, last: int, loss_of: Callable[[int, int], float], *, ranks: int = 2) -> list[StepBlock]:
+    """What comes of very short steps in one second: blocks of dozens of them."""
+    return [batches(rank, [(step, loss_of(rank, step)) for step in range(first, last)]) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("each_second", [7, 30, 100, 1000])
+def test_a_spike_of_40_very_short_steps_is_told_from_its_fourth_step_on_however_many_come_between_two_looks(each_second: int) -> None:
+    watch = Watch()
+    for first in range(0, 2000, each_second):
+        watch.second(*short_steps(first, first + each_second, lambda rank, step: noisy(1) + 20 * (rank == 1 and 1500 <= step < 1540)))
+    assert [one for one in watch.told if one[2] == "fires"] == [("loss_spike", 1, "fires")]
+    assert "rank 1, step 1503: " in watch.found[0].sign.said
+
+
+def test_a_spike_of_which_one_rank_tells_a_look_earlier_is_that_of_all_ranks() -> None:
+    watch = Watch()
+
+    def loss_of(rank: int, step: int) -> float:
+        return noisy(1) + 20 * (step >= 200)
+
+    watch.second(*short_steps(0, 198, loss_of, ranks=3))
+    watch.second(*short_steps(198, 210, loss_of, ranks=1))
+    watch.second(*short_steps(210, 220, loss_of, ranks=1), *short_steps(198, 220, loss_of, ranks=3)[1:])
+    assert watch.told == [("loss_spike", None, "fires")]
 
 
 @pytest.mark.parametrize(

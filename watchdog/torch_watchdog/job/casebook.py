@@ -7,17 +7,19 @@ changed incidents out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job import incident as build
 from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, judge
-from torch_watchdog.rules.engine import Finding
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
 from torch_watchdog_proto.stop.events import Closed, Found, Opened
+
+if TYPE_CHECKING:
+    from torch_watchdog.rules.engine import Finding
 from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = ["Casebook"]

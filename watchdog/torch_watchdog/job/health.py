@@ -6,11 +6,13 @@ Owns the engine; the judgement is in rules/. Fails open: a mistake in a rule end
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch_watchdog.rules.engine import Engine, Finding
 from torch_watchdog.rules.xid import XidCode, exit_code_of
 from torch_watchdog_proto.messages import EXIT_MACHINE, GpuSample, StepBlock
+
+if TYPE_CHECKING:
+    from torch_watchdog.rules.engine import Engine, Finding
 
 __all__ = ["NO_CODES", "Health"]
 
@@ -28,13 +30,13 @@ class Health:
 
     def begin_attempt(self) -> None:
         """Nothing of the old ranks may leak into what is said of the new ones."""
-        self._engine = Engine(codes=self._codes, changes=self._changes)
+        self._engine: Engine | None = None
         self._gpu_kinds: set[str] = set()
         self._xids: set[int] = set()
 
     @property
     def deadline(self) -> float | None:
-        return None if self._failure is not None else self._engine.deadline
+        return None if self._failure is not None or self._engine is None else self._engine.deadline
 
     @property
     def exit_code(self) -> int | None:
@@ -44,14 +46,15 @@ class Health:
         return exit_code_of(self._xids, self._codes)
 
     def take_block(self, block: StepBlock, now: float) -> None:
-        self._guarded(lambda: self._engine.take_block(block, now), None)
+        self._guarded(lambda: self._rules().take_block(block, now), None)
 
     def take_gpu(self, node: str, sample: GpuSample, now: float) -> None:
-        self._guarded(lambda: self._engine.take_gpu(node, sample, now), None)
+        self._guarded(lambda: self._rules().take_gpu(node, sample, now), None)
 
     def findings(self, now: float, *, at_end: bool) -> tuple[Finding, ...]:
         nothing: tuple[Finding, ...] = ()
-        found = self._guarded(lambda: self._engine.judge(now, at_end=at_end), nothing)
+        engine = self._engine
+        found = nothing if engine is None else self._guarded(lambda: engine.judge(now, at_end=at_end), nothing)
         for finding in found:
             self._gpu_kinds.add(finding.about.kind)
             self._xids.update(event["code"] for event in finding.sign.evidence.get("xid", ()))
@@ -61,6 +64,14 @@ class Health:
         """Why the rules have ended, once."""
         failure, self._failure = self._failure, "" if self._failure else self._failure
         return failure or None
+
+    def _rules(self) -> Engine:
+        """Loaded with the first that is to be judged: they need numpy, which takes longer to load than all of a launch."""
+        if self._engine is None:
+            from torch_watchdog.rules.engine import Engine
+
+            self._engine = Engine(codes=self._codes, changes=self._changes)
+        return self._engine
 
     def _guarded(self, body: Callable[[], _Result], otherwise: _Result) -> _Result:
         if self._failure is not None:

@@ -21,6 +21,7 @@ class LossWatch:
         self._found: list[NotFinite] = []
         self._since: float | None = None
         self._fired = False
+        self._scaled: set[int] = set()  # ranks with a GradScaler
         self._in_a_row: dict[int, int] = {}  # rank -> losses that are no numbers, one after the other, under a GradScaler
 
     @property
@@ -28,13 +29,23 @@ class LossWatch:
         return None if self._since is None or self._fired else self._since + PATIENCE_S
 
     def see(self, block: StepBlock, now: float) -> None:
-        found = () if self._fired else not_finite((block,))
-        if block.scale and block.scale[-1] > 0 and not self._stays(block):
+        if block.scale and block.scale[-1] > 0:
+            self._learn_of_scaler(block.rank)
+        found = () if self._fired else not_finite(block)
+        if block.rank in self._scaled and not self._stays(block):
             return
         if found:
             # The earliest of each block is enough: a diverged training has nothing else to tell, for as long as it runs.
             self._found.append(min(found))
             self._since = now if self._since is None else self._since
+
+    def _learn_of_scaler(self, rank: int) -> None:
+        """Where losses come late, the first norms come before the word that a scaler will look at them: then they are its own matter."""
+        if rank in self._scaled:
+            return
+        self._scaled.add(rank)
+        self._found = [one for one in self._found if one.rank != rank]
+        self._since = self._since if self._found else None
 
     def verdict(self, seen_steps: Mapping[int, int | None], *, now: float, at_end: bool) -> Divergence | None:
         """The first, once; None while an earlier one may still be reported. `seen_steps`: how far each rank has reported."""

@@ -25,9 +25,15 @@ class PaceWatch:
 
     def see(self, block: StepBlock) -> None:
         """What a rank has reported. The loss of a batch is known where its backward was seen."""
+        if not block.micro_of_step:
+            return
+        newest = max(block.micro_of_step)
+        self._seen[block.rank] = max(newest, self._seen.get(block.rank, newest))
+        if all(block.loss_known):
+            self._with.add(block.rank)
+            return
         without = self._without.get(block.rank, {})
         for row, (step, known) in enumerate(zip(block.micro_of_step, block.loss_known, strict=False)):
-            self._seen[block.rank] = max(step, self._seen.get(block.rank, step))
             if known:
                 self._with.add(block.rank)
             elif not (block.evaluation and block.evaluation[row]) and (step in without or len(without) < _MAX_STEPS):

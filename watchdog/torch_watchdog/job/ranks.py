@@ -56,9 +56,8 @@ class RankState:
             self.step_time_s = block.step_ns[-1] / 1e9
         if block.micro_of_step:
             self.seen_step = max(block.micro_of_step)
-        known = [loss for loss, is_known in zip(block.loss, block.loss_known, strict=False) if is_known]
-        if known:
-            self.loss = known[-1]
+        if any(block.loss_known):
+            self.loss = next(loss for loss, known in zip(reversed(block.loss), reversed(block.loss_known), strict=True) if known)
 
     def gone(self) -> None:
         self.alive, self.phase = False, "end"

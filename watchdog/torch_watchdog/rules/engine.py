@@ -63,7 +63,9 @@ class Engine:
         if self._next is None or (now < self._next and not at_end):
             return ()
         self._looked, self._next = now, None
+        self._view.take_waiting()
         findings = [finding for watched in self._watched for finding in watched.look(self._view, now)]
+        self._view.looked()
         if any(watched.is_waiting for watched in self._watched):
             self._next = now + self._interval_s
         return tuple(findings)

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import STEPS, KeyStream, RankStream, View, median
+from torch_watchdog.rules.streams import STEPS, View
+from torch_watchdog.rules.windows import medians
 
 __all__ = ["RULE", "Settings"]
 
@@ -36,27 +39,26 @@ _APART = 8  # steps: neighbours may fall by chance
 
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
-    for stream in view.ranks.values():
-        for key, seen in stream.keys.items():
-            if seen.bound_high is not None and seen.highs.is_full:
-                yield from _creeping(stream, key, seen, seen.bound_high, settings)
+    for key, seen in view.keys.items():
+        if seen.bound_high is None:
+            continue
+        rows = seen.highs.full()
+        highs = seen.highs.ordered(rows)
+        rises = np.count_nonzero(highs[:, _APART:] > highs[:, :-_APART], axis=1)
+        half = STEPS // 2
+        rate = medians((highs[:, half:] - highs[:, :-half]) / half)
+        left = seen.bound_high - highs.max(axis=1, initial=0)
+        creeps = (rises >= settings.steady * (STEPS - _APART)) & (rate > 0) & (left >= 0) & (left <= settings.within * rate)
+        for at in np.flatnonzero(creeps):
+            yield _sign(view.ranks[rows[at]], int(seen.steps.newest()[rows[at]]), key, seen.bound_high, float(left[at]), float(rate[at]))
 
 
-def _creeping(stream: RankStream, key: str, seen: KeyStream, bound: float, settings: Settings) -> Iterable[Sign]:
-    highs = seen.highs.values()
-    rises = sum(after > before for before, after in zip(highs, highs[_APART:], strict=False))
-    if rises < settings.steady * (STEPS - _APART):
-        return
-    half = STEPS // 2
-    rate = median((after - before) / half for before, after in zip(highs, highs[half:], strict=False))
-    left = bound - max(highs)
-    if rate <= 0 or left < 0 or left / rate > settings.within:
-        return
-    yield Sign(
-        rank=stream.rank,
-        step=seen.step,
+def _sign(rank: int, step: int, key: str, bound: float, left: float, rate: float) -> Sign:
+    return Sign(
+        rank=rank,
+        step=step,
         subject=key,
-        said=f"rank {stream.rank}, step {seen.step}: the highest value of {key} rises by {rate:.2g} a batch and is {max(highs):g} of at most "
+        said=f"rank {rank}, step {step}: the highest value of {key} rises by {rate:.2g} a batch and is {bound - left:g} of at most "
         f"{bound:g}: past it in about {left / rate:.0f} batches",
         cause="ids grow with the data: the table was made for fewer of them, or the data are sorted and end here",
         fix="compare the table's rows with the highest id of the whole data set (watchdog scan does)",

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import STEPS, RankStream, View, median
+from torch_watchdog.rules.streams import STEPS, View
+from torch_watchdog.rules.windows import medians
 
 __all__ = ["RULE", "Settings"]
 
@@ -37,41 +41,69 @@ ABOUT = About(
 
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
-    found = [(stream, *high) for stream in view.ranks.values() if (high := _too_high(stream, settings)) is not None]
-    if len(view.ranks) > 1 and len(found) == len(view.ranks):
-        stream, lowest, usual, limit = min(found, key=lambda one: one[1])
-        yield _sign(None, f"all {len(found)} ranks", stream, lowest, usual, limit, settings)
+    found = _risen(view, settings)
+    ranks = len(view.ranks)
+    if ranks > 1 and len(found) == ranks:
+        yield _sign(None, f"all {ranks} ranks", min(found, key=lambda one: one.lowest), settings)
         return
-    if 2 * len(found) > len(view.ranks) > 1:
+    if 2 * len(found) > ranks > 1:
         return  # the others are about to follow: then it is all ranks
-    for stream, lowest, usual, limit in found:
-        yield _sign(stream.rank, f"rank {stream.rank}", stream, lowest, usual, limit, settings)
+    for one in found:
+        if not (one.is_new and _others_may_follow(view, one)):
+            yield _sign(view.ranks[one.row], f"rank {view.ranks[one.row]}", one, settings)
 
 
-def _too_high(stream: RankStream, settings: Settings) -> tuple[float, float, float] | None:
-    """The lowest of the newest losses, what was usual before them, and the limit; None where all is well."""
-    losses, first = stream.losses, stream.first_loss
-    if first is None or losses.newest <= first * settings.of_first:
-        return None
-    values = losses.values()
-    before, last = values[: -settings.steps], values[-settings.steps :]
-    if len(before) < STEPS // 2 or not last:
-        return None
-    usual, lowest = median(before), min(last)
-    if lowest <= usual:
-        return None
-    spread = median(abs(value - usual) for value in before) * _TO_SIGMA
-    limit = usual + max(settings.sigmas * spread, settings.rise * abs(usual), settings.of_first * abs(first))
-    return (lowest, usual, limit) if lowest > limit else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Risen:
+    """The first step of a rank whose loss, as those just before it, is above its range. `is_new`: since the last look."""
+
+    row: int
+    step: int
+    lowest: float
+    usual: float
+    limit: float
+    is_new: bool
 
 
-def _sign(rank: int | None, who: str, stream: RankStream, lowest: float, usual: float, limit: float, settings: Settings) -> Sign:
-    step = int(stream.loss_steps.newest)
+def _risen(view: View, settings: Settings) -> list[_Risen]:
+    """Each loss that has come since the look before the last, against the window before it."""
+    fresh, new = view.fresh_losses()
+    width = min(int(fresh.max(initial=0)), view.losses.size - STEPS)
+    if width <= 0:
+        return []
+    runs = sliding_window_view(view.losses.ordered()[:, 1 - STEPS - width :], STEPS, axis=1)
+    before, lowest = runs[:, :, : -settings.steps], runs[:, :, -settings.steps :].min(axis=2)
+    age = np.arange(width, 0, -1)
+    margin = settings.of_first * abs(view.first_loss[: len(runs)])
+    # The median of those before is far below: so are half of them, which costs less to see.
+    below = np.count_nonzero(before < (lowest - margin[:, None])[:, :, None], axis=2)
+    rows, places = np.nonzero((below >= STEPS // 4) & (age <= fresh[:, None]) & ~np.isnan(before[:, :, -(STEPS // 2)]))
+    usual = medians(before[rows, places])
+    spread = medians(abs(before[rows, places] - usual[:, None])) * _TO_SIGMA
+    limit = usual + np.maximum(np.maximum(settings.sigmas * spread, settings.rise * abs(usual)), margin[rows])
+    above = np.flatnonzero(lowest[rows, places] > limit)
+    _, firsts = np.unique(rows[above], return_index=True)
+    steps = view.loss_steps.ordered()[:, -width:]
+    return [
+        _Risen(
+            row=int(rows[at]), step=int(steps[rows[at], places[at]]), lowest=float(lowest[rows[at], places[at]]), usual=float(usual[at]),
+            limit=float(limit[at]), is_new=bool(age[places[at]] <= new[rows[at]]),
+        )
+        for at in above[firsts]
+    ]  # fmt: skip
+
+
+def _others_may_follow(view: View, one: _Risen) -> bool:
+    """Whether a rank has not told of this step yet."""
+    return bool((view.loss_steps.newest() < one.step).any())
+
+
+def _sign(rank: int | None, who: str, one: _Risen, settings: Settings) -> Sign:
     return Sign(
         rank=rank,
-        step=step,
-        said=f"{who}, step {step}: the last {settings.steps} losses are {lowest:.4g} or more, those before them have median {usual:.4g} "
-        f"(limit {limit:.4g})",
+        step=one.step,
+        said=f"{who}, step {one.step}: the last {settings.steps} losses are {one.lowest:.4g} or more, those before them have median {one.usual:.4g} "
+        f"(limit {one.limit:.4g})",
         cause="the loss of every rank rose at once: the update, the learning rate or the data as a whole"
         if rank is None
         else "only this rank's loss rose: look at what its part of the data holds at these steps",

@@ -6,13 +6,15 @@ range, from the spread of the growth.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import MEMORY, RankStream, View, median
+from torch_watchdog.rules.streams import MEMORY, View
+from torch_watchdog.rules.windows import Floats
 
 __all__ = ["RULE", "Settings"]
 
@@ -42,63 +44,72 @@ ABOUT = About(
 
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
-    for stream in view.ranks.values():
-        if stream.allocated.count < 2:
-            continue
-        yield from _retrying(stream, settings)
-        gpu = view.gpus.get(stream.gpu)
-        if gpu is not None and stream.allocated.is_full:
-            yield from _growing(stream, gpu.newest.memory_used_bytes, gpu.newest.memory_total_bytes, settings)
+    if not len(view.allocated.count):
+        return  # no rank is on a GPU
+    retries = view.retries.ordered()
+    many = np.fmax.reduce(retries, axis=1) - np.fmin.reduce(retries, axis=1) >= settings.retries  # they only ever grow
+    for row in np.flatnonzero(many):
+        yield _retrying(view, int(row), settings)
+    rows = view.allocated.full()
+    values = view.allocated.ordered(rows)
+    rises = np.count_nonzero(values[:, 1:] > values[:, :-1], axis=1)
+    for row in rows[(rises >= settings.steady * (MEMORY - 1)) & (values[:, -1] > values[:, 0])]:
+        gpu = view.gpus.get(view.gpu_of[row])
+        if gpu is not None:
+            yield from _growing(view, int(row), gpu.newest.memory_used_bytes, gpu.newest.memory_total_bytes, settings)
 
 
-def _retrying(stream: RankStream, settings: Settings) -> Iterable[Sign]:
-    retries = stream.retries.values()
-    count = int(retries[-1] - retries[0])
-    if count < settings.retries:
-        return
-    steps = int(stream.memory_steps.newest - stream.memory_steps.values()[0])
-    reserved, allocated = stream.reserved.newest, stream.allocated.newest
-    yield Sign(
-        rank=stream.rank,
-        step=stream.step,
+def _retrying(view: View, row: int, settings: Settings) -> Sign:
+    only = np.array([row])
+    steps, retries = _known(view.memory_steps.ordered(only)), _known(view.retries.ordered(only))
+    reserved, allocated = _known(view.reserved.ordered(only))[-1], _known(view.allocated.ordered(only))[-1]
+    rank, step = view.ranks[row], int(view.step[row])
+    return Sign(
+        rank=rank,
+        step=step,
         subject="retries",
-        said=f"rank {stream.rank}, step {stream.step}: the allocator had to empty its cache and try again {count} times within {steps} steps "
-        f"(limit {settings.retries}); {_gib(reserved)} GiB are reserved, of which {_gib(reserved - allocated)} hold nothing between steps",
+        said=f"rank {rank}, step {step}: the allocator had to empty its cache and try again {int(retries[-1] - retries[0])} times within "
+        f"{int(steps[-1] - steps[0])} steps (limit {settings.retries}); {_gib(reserved)} GiB are reserved, of which {_gib(reserved - allocated)} hold "
+        "nothing between steps",
         cause="the GPU's memory is full: each retry waits for the device, and the next may be an out-of-memory error",
         fix="smaller batches or shorter sequences; where much is reserved and empty, memory is fragmented: "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     )
 
 
-def _growing(stream: RankStream, used: int, total: int, settings: Settings) -> Iterable[Sign]:
-    steps, values = stream.memory_steps.values(), stream.allocated.values()
+def _known(lines: Floats) -> Floats:
+    return lines[~np.isnan(lines)]
+
+
+def _growing(view: View, row: int, used: int, total: int, settings: Settings) -> Iterable[Sign]:
+    only = np.array([row])
+    steps, values = view.memory_steps.ordered(only)[0], view.allocated.ordered(only)[0]
     span, grown = steps[-1] - steps[0], values[-1] - values[0]
-    rises = sum(after > before for before, after in itertools.pairwise(values))
-    if span <= 0 or grown < settings.grown * total or rises < settings.steady * (len(values) - 1):
+    if span <= 0 or grown < settings.grown * total:
         return
     rates = _rates(steps, values)
-    slow, fast = rates[len(rates) // 4], rates[3 * len(rates) // 4]
+    slow, fast, rate = rates[len(rates) // 4], rates[3 * len(rates) // 4], float(np.median(rates))
     # What is reserved and empty is used first; the rest of the card is what others leave.
-    free = max(0, total - used) + max(0.0, stream.reserved.newest - values[-1])
-    if slow <= 0 or free / median(rates) > settings.within * span:
+    free = max(0, total - used) + max(0.0, view.reserved.ordered(only)[0, -1] - values[-1])
+    if slow <= 0 or free / rate > settings.within * span:
         return
-    now = int(steps[-1])
+    rank, now = view.ranks[row], int(steps[-1])
     yield Sign(
-        rank=stream.rank,
-        step=stream.step,
+        rank=rank,
+        step=int(view.step[row]),
         subject="growth",
-        said=f"rank {stream.rank}, step {now}: {_gib(values[-1])} GiB are allocated when a step ends, {median(rates) / 2**20:.1f} MiB more each step: "
+        said=f"rank {rank}, step {now}: {_gib(values[-1])} GiB are allocated when a step ends, {rate / 2**20:.1f} MiB more each step: "
         f"{_gib(total)} GiB are full in step {now + int(free / fast)}..{now + int(free / slow)} at this rate",
         cause="something is kept from step to step: losses with their graphs in a list, outputs of an evaluation, a growing cache",
         fix="keep numbers, not tensors (.item(), .detach()), and look at what is appended to in the loop",
     )
 
 
-def _rates(steps: list[float], values: list[float]) -> list[float]:
+def _rates(steps: Floats, values: Floats) -> Floats:
     """Bytes a step, by every pair half a window apart: the median of these is hard to mislead."""
     half = MEMORY // 2
-    pairs = zip(steps, values, steps[half:], values[half:], strict=False)
-    return sorted((later - before) / (end - begin) for begin, before, end, later in pairs if end > begin)
+    took = steps[half:] - steps[:-half]
+    return np.sort((values[half:] - values[:-half])[took > 0] / took[took > 0])
 
 
 def _gib(count: float) -> str:

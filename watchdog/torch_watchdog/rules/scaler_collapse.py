@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import RankStream, View
+from torch_watchdog.rules.streams import STEPS, View
 
 __all__ = ["RULE", "Settings"]
 
@@ -32,32 +34,45 @@ ABOUT = About(
 
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
-    fallen = [(stream, fall) for stream in view.ranks.values() if (fall := _fall(stream, settings)) is not None]
+    fallen = _fallen(view, settings)
     if not fallen:
         return
-    stream, (high, low, batches, limit) = min(fallen, key=lambda one: one[0].rank)  # gradients are shared: so is their scale
+    first = min(fallen, key=lambda one: view.ranks[one.row])  # gradients are shared: so is their scale
+    rank = view.ranks[first.row]
     yield Sign(
-        rank=stream.rank if len(fallen) == 1 < len(view.ranks) else None,
-        step=stream.step,
-        affected=tuple(one.rank for one, _ in fallen if one is not stream),
-        said=f"{'all ranks' if len(fallen) > 1 else f'rank {stream.rank}'}, step {stream.step}: the scale of the GradScaler fell from {high:g} to "
-        f"{low:g} within {batches} batches (limit: {limit:g})",
+        rank=rank if len(fallen) == 1 < len(view.ranks) else None,
+        step=int(view.step[first.row]),
+        affected=tuple(view.ranks[one.row] for one in fallen if one is not first),
+        said=f"{'all ranks' if len(fallen) > 1 else f'rank {rank}'}, step {view.step[first.row]}: the scale of the GradScaler fell from {first.high:g} to "
+        f"{first.low:g} within {first.batches} batches (limit: {first.limit:g})",
         cause="gradients overflow half precision whatever the scale: the steps are skipped, and nothing is learned from them",
         fix="look for NaN or Inf in the loss and in inputs, lower the learning rate, clip gradients, or train in bfloat16",
     )
 
 
-def _fall(stream: RankStream, settings: Settings) -> tuple[float, float, int, float] | None:
-    if stream.scales.count < 2:
-        return None
-    values = stream.scales.values()
-    low = values[-1]
-    start = len(values) - 1
-    while start > 0 and values[start - 1] >= values[start]:
-        start -= 1
-    high, limit = values[start], max(values[start] / settings.fall, settings.lowest)
-    collapsed = low < high and (low <= high / settings.fall or low < settings.lowest)
-    return (high, low, len(values) - start, limit) if collapsed else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fall:
+    row: int
+    high: float
+    low: float
+    batches: int
+    limit: float
+
+
+def _fallen(view: View, settings: Settings) -> list[_Fall]:
+    """The ranks whose scale is far below where its last fall began."""
+    values = view.scales.ordered()
+    low = values[:, -1]
+    rows = np.flatnonzero((low <= np.fmax.reduce(values, axis=1, initial=0.0) / settings.fall) | (low < settings.lowest))
+    found = []
+    for row in rows.tolist():
+        rises = np.flatnonzero(~(values[row, :-1] >= values[row, 1:]))  # where there is none yet, too
+        start = int(rises[-1]) + 1 if len(rises) else 0
+        high, batches = float(values[row, start]), STEPS - start
+        limit = max(high / settings.fall, settings.lowest)
+        if low[row] < high and (low[row] <= high / settings.fall or low[row] < settings.lowest):
+            found.append(_Fall(row=row, high=high, low=float(low[row]), batches=batches, limit=limit))
+    return found
 
 
 RULE = Rule(about=ABOUT, settings=Settings, judge=judge)

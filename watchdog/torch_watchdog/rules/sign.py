@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torch_watchdog.rules.streams import View
+if TYPE_CHECKING:
+    from torch_watchdog.rules.streams import View  # numpy comes with it, and who only writes an incident needs neither
 
 __all__ = ["About", "Judge", "Rule", "Severity", "Sign"]
 
@@ -47,7 +48,7 @@ class Sign:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-Judge: TypeAlias = Callable[[View, Any], Iterable[Sign]]
+Judge: TypeAlias = "Callable[[View, Any], Iterable[Sign]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

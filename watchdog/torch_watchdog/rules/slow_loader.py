@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import RankStream, View, median
+from torch_watchdog.rules.streams import View
+from torch_watchdog.rules.windows import medians
 
 __all__ = ["RULE", "Settings"]
 
@@ -36,35 +39,28 @@ ABOUT = About(
 
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
-    if all(stream.loader_s.highest() < settings.least_s for stream in view.ranks.values()):
-        return  # nobody waits: most looks end here
-    waits = {stream.rank: _waits(stream) for stream in view.ranks.values() if stream.loader_s.is_full}
-    if not waits:
+    rows = view.loader_s.full()
+    if not len(rows):
         return
-    others = median(recent for recent, _ in waits.values())
-    for rank, (recent, before) in waits.items():
-        stream = view.ranks[rank]
-        if recent < settings.least_s or recent < settings.share * median(stream.step_s.values()[-_RECENT:]):
-            continue
-        if len(waits) == 2:
-            others = next(wait for other, (wait, _) in waits.items() if other != rank)
-        slower_than_others = len(waits) > 1 and recent > settings.times * others
-        if recent > settings.times * before or slower_than_others:
-            yield _sign(stream, recent, before, others if len(waits) > 1 else None, settings)
+    waits = view.loader_s.ordered(rows)[:, -_RECENT:]
+    if waits.max() < settings.least_s:
+        return  # nobody waits: most looks end here
+    recent, before = medians(waits), view.first_loader_s[rows]
+    step_s = medians(view.step_s.ordered(rows)[:, -_RECENT:])
+    others = recent[::-1] if len(rows) == 2 else np.full(len(rows), np.median(recent))
+    slower = (recent > settings.times * before) | ((recent > settings.times * others) if len(rows) > 1 else False)
+    for at in np.flatnonzero((recent >= settings.least_s) & (recent >= settings.share * step_s) & slower):
+        than = f", the median rank waits {1e3 * others[at]:.0f} ms" if len(rows) > 1 else ""
+        share = recent[at] / max(1e-9, step_s[at])
+        yield _sign(view.ranks[rows[at]], int(view.step[rows[at]]), recent[at], share, f"{1e3 * before[at]:.0f} ms{than}", settings)
 
 
-def _waits(stream: RankStream) -> tuple[float, float]:
-    return median(stream.loader_s.values()[-_RECENT:]), stream.first_loader_s or 0.0
-
-
-def _sign(stream: RankStream, recent: float, before: float, others: float | None, settings: Settings) -> Sign:
-    share = recent / max(1e-9, median(stream.step_s.values()[-_RECENT:]))
-    than = "" if others is None else f", the median rank waits {1e3 * others:.0f} ms"
+def _sign(rank: int, step: int, recent: float, share: float, than: str, settings: Settings) -> Sign:
     return Sign(
-        rank=stream.rank,
-        step=stream.step,
-        said=f"rank {stream.rank}, step {stream.step}: waits {1e3 * recent:.0f} ms for a batch, {100 * share:.0f} % of a step; the first steps "
-        f"waited {1e3 * before:.0f} ms{than} (limit {settings.times:g} times)",
+        rank=rank,
+        step=step,
+        said=f"rank {rank}, step {step}: waits {1e3 * recent:.0f} ms for a batch, {100 * share:.0f} % of a step; the first steps "
+        f"waited {than} (limit {settings.times:g} times)",
         cause="its data loading cannot keep up: storage, decoding, too few workers, or a worker that hangs",
         fix="look at the storage and the loader's workers of that node; more num_workers or prefetch_factor hide uneven samples",
     )

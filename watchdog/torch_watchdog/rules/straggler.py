@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import RankStream, View, median, quartile
+from torch_watchdog.rules.streams import View
+from torch_watchdog.rules.windows import Floats, medians, quartiles
 
 __all__ = ["RULE", "Settings"]
 
@@ -37,65 +40,43 @@ ABOUT = About(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """One rank's times of its own: by the step, by the element, by the element squared."""
-
-    stream: RankStream
-    own_s: float
-    slow: tuple[float, float, float]  # lower quartiles: what most of its steps pass
-    usual: tuple[float, float, float]
-
-
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
-    if len(view.ranks) < 2:
+    rows = view.own_s.full()
+    if len(rows) < 2:
         return
-    paces = [_pace(stream) for stream in view.ranks.values() if stream.own_s.is_full]
-    if len(paces) < 2:
-        return
-    typical = tuple(median(pace.usual[power] for pace in paces) for power in range(3))
-    for pace in paces:
-        usual = typical if len(paces) > 2 else next(other.usual for other in paces if other is not pace)
-        if all(slow > settings.ratio * typical for slow, typical in zip(pace.slow, usual, strict=True)):
-            yield from _told(pace, usual[0], settings, len(paces))
+    own, sizes = view.own_s.ordered(rows), view.sizes.ordered(rows)
+    by = (np.ones(1), _inverse(sizes), _inverse(sizes) ** 2)  # by the step, by the element, by the element squared
+    usual = [_of_others(medians(own * inverse)) for inverse in by]
+    slow: Floats = np.ones(len(rows), bool)
+    for inverse, others in zip(by, usual, strict=True):
+        slow &= quartiles(own * inverse) > settings.ratio * others  # what most of its steps pass
+    for at in np.flatnonzero(slow):
+        yield from _told(view, int(rows[at]), float(np.median(own[at])), float(usual[0][at]), settings)
 
 
-def _pace(stream: RankStream) -> _Pace:
-    own, sizes = sorted(stream.own_s.values()), stream.sizes.values()
-    size = sizes[0]
-    if min(sizes) == max(sizes):  # most jobs: then one order is the order of all three
-        low, middle, by = quartile(own), median(own), (1.0, 1 / size, 1 / size**2) if size else (1.0, 1.0, 1.0)
-        return _Pace(stream, own_s=middle, slow=(low, low * by[1], low * by[2]), usual=(middle, middle * by[1], middle * by[2]))
-    return _pace_of_many_sizes(stream)
+def _of_others(usual: Floats) -> Floats:
+    """What each rank is held against: of two the other, of more the one in the middle."""
+    return usual[::-1] if len(usual) == 2 else np.full(len(usual), np.median(usual))
 
 
-def _pace_of_many_sizes(stream: RankStream) -> _Pace:
-    own = stream.own_s.values()
-    by_size = [
-        (s, s / size, s / size**2) if size else (s, s, s)
-        for s, size in zip(own, stream.sizes.values(), strict=True)
-    ]  # fmt: skip
-    columns = tuple(zip(*by_size, strict=True))
-    return _Pace(
-        stream,
-        own_s=median(own),
-        slow=(quartile(columns[0]), quartile(columns[1]), quartile(columns[2])),
-        usual=(median(columns[0]), median(columns[1]), median(columns[2])),
-    )
+def _inverse(sizes: Floats) -> Floats:
+    return 1 / np.where(sizes > 0, sizes, 1.0)
 
 
-def _told(pace: _Pace, typical_s: float, settings: Settings, ranks: int) -> Iterable[Sign]:
-    stream, step_s = pace.stream, median(pace.stream.step_s.values())
-    cost_s = pace.own_s - typical_s
-    loader_s = median(stream.loader_s.values())
+def _told(view: View, row: int, own_s: float, typical_s: float, settings: Settings) -> Iterable[Sign]:
+    only = np.array([row])
+    step_s, loader_s = float(np.median(view.step_s.ordered(only))), float(np.median(view.loader_s.ordered(only)))
+    cost_s = own_s - typical_s
     if cost_s < max(settings.least_s, settings.share * step_s) or loader_s > cost_s / 2:  # a slow loader: slow_loader tells
         return
-    times = pace.own_s / typical_s if typical_s else float("inf")
+    times = own_s / typical_s if typical_s else float("inf")
+    rank, step = view.ranks[row], int(view.step[row])
     yield Sign(
-        rank=stream.rank,
-        step=stream.step,
-        said=f"rank {stream.rank}, step {stream.step}: {1e3 * pace.own_s:.0f} ms a step of its own, the median rank {1e3 * typical_s:.0f} ms "
-        f"({times:.1f} times, limit {settings.ratio:g}), with batches no larger; each step of the {ranks} ranks waits about {1e3 * cost_s:.0f} ms",
+        rank=rank,
+        step=step,
+        said=f"rank {rank}, step {step}: {1e3 * own_s:.0f} ms a step of its own, the median rank {1e3 * typical_s:.0f} ms "
+        f"({times:.1f} times, limit {settings.ratio:g}), with batches no larger; each step of the {len(view.ranks)} ranks waits about "
+        f"{1e3 * cost_s:.0f} ms",
         cause="this rank computes more slowly than the others on the same amount of data",
         fix="look at its machine: clocks and throttling of its GPU, other processes on its cores, and code that only this rank runs (logging, saving)",
     )

@@ -1,168 +1,36 @@
 """What the rules look at: the newest steps of each rank and the newest samples of each GPU, in windows of fixed length.
 
-Owns the reading of StepBlocks and GpuSamples into windows, once for all rules. Pure. Memory and time per step are bounded: a job may have 16,384 ranks.
+Owns the ranks' rows, and what has come since the look before. Pure. Memory and time per step are bounded: a job may have 16,384 ranks.
 """
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
-from torch_watchdog_proto.messages import GpuSample, StepBlock, TensorColumns
+import numpy as np
 
-__all__ = ["GpuStream", "KeyStream", "RankStream", "View", "Window", "median", "quartile"]
+from torch_watchdog.rules.columns import Columns, Joined, KeyRows
+from torch_watchdog.rules.windows import Floats, Ints, Windows, grown, medians
+from torch_watchdog_proto.messages import GpuSample, StepBlock
+
+__all__ = ["STEPS", "GpuStream", "KeyStream", "View"]
 
 STEPS = 64  # of losses and of what batches held
 TIMED = 32  # steps of which the times are kept
 MEMORY = 48  # readings of the allocator
 _MAX_KEYS = 16
-_MAX_OPEN = 8  # steps that wait for their micro-steps: a loss from a GPU comes after its gate
-
-
-class Window:
-    """The newest values, oldest first. `count`: how many there have ever been."""
-
-    __slots__ = ("_next", "_size", "_values", "count", "newest")
-
-    def __init__(self, size: int) -> None:
-        self._values, self._size, self._next = array("d"), size, 0
-        self.count, self.newest = 0, math.nan
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.newest = value
-        if len(self._values) < self._size:
-            self._values.append(value)
-            return
-        self._values[self._next] = value
-        self._next = (self._next + 1) % self._size
-
-    def values(self) -> list[float]:
-        ordered = self._values[self._next :] + self._values[: self._next] if self._next else self._values
-        return ordered.tolist()
-
-    def highest(self) -> float:
-        return max(self._values, default=0.0)
-
-    @property
-    def is_full(self) -> bool:
-        return self.count >= self._size
+_MAX_WAITING = 4096  # blocks: those of the largest jobs are taken in several times between two looks
+_MAX_FRESH = 1 << 22  # losses of all ranks between two looks
 
 
 class KeyStream:
-    """One integer tensor of the batch over the newest steps: its highest value, and the share of its elements that is not the ignored value."""
+    """One integer tensor of the batch over the newest steps of each rank: its highest value, and the share of its elements that is not the ignored value."""
 
-    __slots__ = ("bound_high", "highs", "kept", "step")
+    __slots__ = ("bound_high", "highs", "kept", "steps")
 
     def __init__(self) -> None:
         self.bound_high: float | None = None
-        self.step = 0
-        self.highs, self.kept = Window(STEPS), Window(STEPS)
-
-
-class RankStream:
-    """One rank's newest steps. Times in seconds, over the steps of which everything is known.
-
-    `own_s`: of a step, without the time from its losses to the end of backward, in which a rank waits for others; on a GPU the device's own forward time.
-    """
-
-    __slots__ = (
-        "_done", "_micro", "_watches_highs", "allocated", "first_loader_s", "first_loss", "gpu", "keys", "loader_s", "loss_steps",
-        "losses", "memory_steps", "own_s", "rank", "reserved", "retries", "scales", "sizes", "step", "step_s",
-    )  # fmt: skip
-
-    def __init__(self, rank: int, *, watches_highs: bool = False) -> None:
-        self.rank, self.gpu, self._watches_highs = rank, "", watches_highs
-        self.step: int | None = None
-        self.losses, self.loss_steps = Window(STEPS), Window(STEPS)
-        self.first_loss: float | None = None  # the median of the first window
-        self.first_loader_s: float | None = None  # likewise
-        self.scales = Window(STEPS)
-        self.step_s, self.own_s, self.loader_s, self.sizes = Window(TIMED), Window(TIMED), Window(TIMED), Window(TIMED)
-        self.memory_steps, self.allocated, self.reserved, self.retries = (Window(MEMORY) for _ in range(4))
-        self.keys: dict[str, KeyStream] = {}
-        self._micro: dict[int, list[float]] = {}  # step -> loader, forward, size of its micro-steps so far
-        self._done: dict[int, tuple[float, float]] = {}  # step -> whole and backward seconds
-
-    def take(self, block: StepBlock) -> None:
-        self.gpu = block.gpu or self.gpu
-        if block.micro_step:
-            self._take_micro(block)
-        if block.step:
-            self._take_steps(block)
-        for step in [step for step in self._done if step in self._micro]:
-            self._finish(step)
-
-    def _take_micro(self, block: StepBlock) -> None:
-        sizes = _sizes(block)
-        rows = len(block.micro_of_step)
-        evaluation, loader_ns = _column(block.evaluation, rows), _column(block.loader_ns, rows)
-        forward_ns, scale, loss_known = _column(block.forward_ns, rows), _column(block.scale, rows), _column(block.loss_known, rows)
-        for row, step in enumerate(block.micro_of_step):
-            if evaluation[row]:
-                continue
-            known = self._micro.setdefault(step, [0.0, 0.0, 0.0])
-            known[0] += loader_ns[row] / 1e9
-            known[1] += forward_ns[row] / 1e9
-            known[2] += sizes[row]
-            if loss_known[row] and block.loss:
-                self._take_loss(step, block.loss[row])
-            if scale[row] > 0:
-                self.scales.add(scale[row])
-        for columns in block.tensors:
-            if columns.key in self.keys or (self._watches_highs and columns.bound_high is not None) or any(columns.ignored):
-                self._take_key(columns, block.micro_of_step, evaluation)
-        while len(self._micro) > _MAX_OPEN:
-            del self._micro[next(iter(self._micro))]
-
-    def _take_loss(self, step: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            return  # rules/loss.py tells
-        self.losses.add(loss)
-        self.loss_steps.add(step)
-        if self.first_loss is None and self.losses.count == STEPS // 2:
-            self.first_loss = median(self.losses.values())
-
-    def _take_key(self, columns: TensorColumns, steps: Sequence[int], evaluation: Sequence[float]) -> None:
-        if columns.key not in self.keys and (len(self.keys) >= _MAX_KEYS or not columns.dtype.startswith(("int", "uint"))):
-            return
-        stream = self.keys.setdefault(columns.key, KeyStream())
-        stream.bound_high = columns.bound_high if columns.bound_high is not None else stream.bound_high
-        for row, high, ignored, shape in zip(columns.rows, columns.high, columns.ignored, columns.shapes, strict=False):
-            if not evaluation[row] and not math.isnan(high):
-                stream.step = steps[row]
-                if self._watches_highs:
-                    stream.highs.add(high)
-                stream.kept.add(1.0 - ignored / max(1, math.prod(shape)))
-
-    def _take_steps(self, block: StepBlock) -> None:
-        self.step = max(block.step)
-        step_ns, backward_ns = _column(block.step_ns, len(block.step)), _column(block.backward_ns, len(block.step))
-        for row, step in enumerate(block.step):
-            self._done[step] = step_ns[row] / 1e9, backward_ns[row] / 1e9
-        if block.allocated_bytes and block.allocated_bytes[-1]:
-            self._take_memory(block)
-        while len(self._done) > _MAX_OPEN:
-            del self._done[next(iter(self._done))]
-
-    def _take_memory(self, block: StepBlock) -> None:
-        """The allocator is read a few times a second, so most steps repeat what the one before said: one reading a block is enough."""
-        self.memory_steps.add(block.step[-1])
-        self.allocated.add(block.allocated_bytes[-1])
-        self.reserved.add(block.reserved_bytes[-1] if block.reserved_bytes else 0)
-        self.retries.add(block.alloc_retries[-1] if block.alloc_retries else 0)
-
-    def _finish(self, step: int) -> None:
-        whole_s, backward_s = self._done.pop(step)
-        loader_s, forward_s, size = self._micro.pop(step)
-        self.step_s.add(whole_s)
-        self.loader_s.add(loader_s)
-        self.own_s.add(forward_s if self.gpu else max(0.0, whole_s - backward_s))
-        self.sizes.add(size)
-        if self.first_loader_s is None and self.loader_s.is_full:
-            self.first_loader_s = median(self.loader_s.values())
+        self.highs, self.kept, self.steps = Windows(STEPS), Windows(STEPS), Windows(1)
 
 
 class GpuStream:
@@ -184,58 +52,147 @@ class GpuStream:
             self.xids.setdefault(code, sample.time_ns)
 
 
-@dataclass(slots=True)
 class View:
-    """Everything that was seen of one attempt."""
+    """Everything that was seen of one attempt. A rank has one row in all windows. Times in seconds, over the steps of which everything is known.
 
-    watches_highs: bool = False  # only one rule looks at them, and it is seldom on
-    ranks: dict[int, RankStream] = field(default_factory=dict)
-    gpus: dict[str, GpuStream] = field(default_factory=dict)
+    `own_s`: of a step, without the time from its losses to the end of backward, in which a rank waits for others; on a GPU the device's own forward time.
+    """
+
+    def __init__(self, *, watches_highs: bool = False) -> None:
+        """`watches_highs`: only one rule looks at them, and it is seldom on."""
+        self._watches_highs = watches_highs
+        self._waiting: list[StepBlock] = []
+        self._row_of: dict[int, int] = {}
+        self._joined = Joined()
+        self._users: dict[str, tuple[int, ...]] | None = None  # GPU -> ranks
+        self._counted: Ints = np.zeros(0, np.int64)  # losses, at the last look
+        self._counted_before: Ints = self._counted  # and at the one before
+        self.ranks: list[int] = []  # by row
+        self.gpu_of: list[str] = []
+        self.step: Ints = np.zeros(0, np.int64)  # the newest
+        self.losses, self.loss_steps = Windows(STEPS), Windows(STEPS)
+        self.first_loss: Floats = np.zeros(0)  # the median of the first ones, NaN before
+        self.first_loader_s: Floats = np.zeros(0)  # likewise
+        self.scales = Windows(STEPS)
+        self.step_s, self.own_s, self.loader_s, self.sizes = Windows(TIMED), Windows(TIMED), Windows(TIMED), Windows(TIMED)
+        self.memory_steps, self.allocated, self.reserved, self.retries = (Windows(MEMORY) for _ in range(4))
+        self.keys: dict[str, KeyStream] = {}
+        self.gpus: dict[str, GpuStream] = {}
 
     def take_block(self, block: StepBlock) -> None:
-        stream = self.ranks.get(block.rank)
-        if stream is None:
-            stream = self.ranks[block.rank] = RankStream(block.rank, watches_highs=self.watches_highs)
-        stream.take(block)
+        self._waiting.append(block)
+        if len(self._waiting) >= _MAX_WAITING:
+            self.take_waiting()
 
     def take_gpu(self, node: str, sample: GpuSample) -> None:
         if sample.uuid not in self.gpus:
             self.gpus[sample.uuid] = GpuStream(node, sample)
         self.gpus[sample.uuid].take(sample)
 
+    def take_waiting(self) -> None:
+        """All that has come, column by column."""
+        blocks, self._waiting = self._waiting, []
+        if not blocks:
+            return
+        columns = Columns(blocks, [self._row(block) for block in blocks], watched=self.keys, highs=self._watches_highs)
+        self.step = grown(self.step, len(self.ranks), 0)
+        self.first_loss = grown(self.first_loss, len(self.ranks), np.nan)
+        self.first_loader_s = grown(self.first_loader_s, len(self.ranks), np.nan)
+        self._take_losses(columns)
+        self.scales.add(columns.rows[columns.scale > 0], columns.scale[columns.scale > 0])
+        for key, rows in columns.keys.items():
+            self._take_key(key, rows, columns)
+        self.step[columns.step_rows] = columns.step
+        self._take_times(columns)
+        self._take_memory(columns)
+
+    def looked(self) -> None:
+        """A look is over: what it saw is old at the one after the next."""
+        self._counted_before, self._counted = self._counted, self.losses.count.copy()
+
+    def fresh_losses(self) -> tuple[Ints, Ints]:
+        """How many losses each rank has reported since the look before the last, and since the last.
+
+        Two looks: in the first of them the other ranks may not have told of the same step.
+        """
+        count = self.losses.count
+        since = grown(self._counted_before, len(count), 0)[: len(count)]
+        return count - since, count - grown(self._counted, len(count), 0)[: len(count)]
+
     def used_gpus(self) -> Iterable[tuple[GpuStream, tuple[int, ...]]]:
         """Those that ranks of this job compute on, with these ranks: a neighbour's GPU is a neighbour's matter."""
-        users: dict[str, list[int]] = {}
-        for stream in self.ranks.values():
-            if stream.gpu:
-                users.setdefault(stream.gpu, []).append(stream.rank)
-        for uuid, ranks in users.items():
+        if self._users is None:
+            users: dict[str, list[int]] = {}
+            for rank, gpu in zip(self.ranks, self.gpu_of, strict=True):
+                if gpu:
+                    users.setdefault(gpu, []).append(rank)
+            self._users = {uuid: tuple(sorted(ranks)) for uuid, ranks in users.items()}
+        for uuid, ranks in self._users.items():
             if uuid in self.gpus:
-                yield self.gpus[uuid], tuple(sorted(ranks))
+                yield self.gpus[uuid], ranks
+
+    def _row(self, block: StepBlock) -> int:
+        row = self._row_of.get(block.rank)
+        if row is None:
+            row = self._row_of[block.rank] = len(self.ranks)
+            self.ranks.append(block.rank)
+            self.gpu_of.append("")
+        if block.gpu and self.gpu_of[row] != block.gpu:
+            self.gpu_of[row], self._users = block.gpu, None
+        return row
+
+    def _take_losses(self, columns: Columns) -> None:
+        told = columns.loss_known & np.isfinite(columns.loss)  # rules/loss.py tells of the others
+        rows = columns.rows[told]
+        self._make_room_for_fresh(rows)
+        self.losses.add(rows, columns.loss[told])
+        self.loss_steps.add(rows, columns.steps[told].astype(float))
+        _take_first(self.losses, self.first_loss, STEPS // 2)
+
+    def _make_room_for_fresh(self, rows: Ints) -> None:
+        """Each loss is judged by those before it, also where a look sees hundreds of new ones."""
+        if not len(rows):
+            return
+        came = np.bincount(rows, minlength=len(self.losses.count))
+        count = grown(self.losses.count, len(came), 0)
+        needed = int((count + came - grown(self._counted_before, len(came), 0)[: len(came)]).max()) + STEPS
+        room = min(1 << (needed - 1).bit_length(), max(STEPS, _MAX_FRESH // len(count)))
+        if needed > self.losses.size and room > self.losses.size:
+            self.losses.widen(room)
+            self.loss_steps.widen(room)
+
+    def _take_key(self, key: str, told: KeyRows, columns: Columns) -> None:
+        if key not in self.keys and len(self.keys) >= _MAX_KEYS:
+            return
+        stream = self.keys.setdefault(key, KeyStream())
+        stream.bound_high = told.bound_high if told.bound_high is not None else stream.bound_high
+        rows, high, kept = told.arrays()
+        known = ~columns.evaluation[rows] & ~np.isnan(high)
+        rows = rows[known]
+        stream.steps.add(columns.all_rows[rows], columns.all_steps[rows].astype(float))
+        stream.kept.add(columns.all_rows[rows], kept[known])
+        if self._watches_highs:
+            stream.highs.add(columns.all_rows[rows], high[known])
+
+    def _take_times(self, columns: Columns) -> None:
+        rows, whole_s, backward_s, loader_s, forward_s, size = self._joined.finished(columns, self.step)
+        on_gpu = np.fromiter(map(bool, self.gpu_of), bool, len(self.gpu_of))[rows]
+        self.step_s.add(rows, whole_s)
+        self.loader_s.add(rows, loader_s)
+        self.own_s.add(rows, np.where(on_gpu, forward_s, np.maximum(0.0, whole_s - backward_s)))
+        self.sizes.add(rows, size)
+        _take_first(self.loader_s, self.first_loader_s, TIMED)
+
+    def _take_memory(self, columns: Columns) -> None:
+        """The allocator is read a few times a second, so most steps repeat what the one before said: one reading a block is enough."""
+        rows, readings = columns.memory()
+        for window, values in zip((self.memory_steps, self.allocated, self.reserved, self.retries), readings, strict=True):
+            window.add(rows, values)
 
 
-def median(values: Iterable[float]) -> float:
-    """Of at least one value."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def quartile(values: Iterable[float]) -> float:
-    """A quarter of the values is at most this."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 4]
-
-
-def _column(values: Sequence[float], length: int) -> Sequence[float]:
-    """A column that an older node process does not send is all zeros."""
-    return values or (0,) * length
-
-
-def _sizes(block: StepBlock) -> list[float]:
-    """Elements of the largest tensor of each row: what the work of a step follows."""
-    sizes = [0.0] * len(block.micro_step)
-    for columns in block.tensors:
-        for row, shape in zip(columns.rows, columns.shapes, strict=False):
-            sizes[row] = max(sizes[row], float(math.prod(shape)))
-    return sizes
+def _take_first(window: Windows, first: Floats, length: int) -> None:
+    """The median of the first ones, of those ranks that have just had so many."""
+    count = window.count
+    ready = np.flatnonzero((count >= length) & np.isnan(first[: len(count)]))
+    if len(ready):
+        first[ready] = medians(window.oldest(ready, length))

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import STEPS, KeyStream, RankStream, View, median
+from torch_watchdog.rules.streams import STEPS, View
+from torch_watchdog.rules.windows import medians
 
 __all__ = ["RULE", "Settings"]
 
@@ -34,22 +37,21 @@ ABOUT = About(
 
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
-    for stream in view.ranks.values():
-        for key, seen in stream.keys.items():
-            if seen.kept.is_full and seen.kept.newest < settings.share:
-                yield from _vanishing(stream, key, seen, settings)
+    for key, seen in view.keys.items():
+        rows = seen.kept.full()
+        rows = rows[seen.kept.newest()[rows] < settings.share]
+        values = seen.kept.ordered(rows)
+        before, recent = medians(values[:, : STEPS - _RECENT]), medians(values[:, -_RECENT:])
+        for at in np.flatnonzero((recent < settings.share) & (recent < settings.left * before)):
+            yield _sign(view.ranks[rows[at]], int(seen.steps.newest()[rows[at]]), key, before[at], recent[at], settings)
 
 
-def _vanishing(stream: RankStream, key: str, seen: KeyStream, settings: Settings) -> Iterable[Sign]:
-    values = seen.kept.values()
-    before, recent = median(values[: STEPS - _RECENT]), median(values[-_RECENT:])
-    if recent >= settings.share or recent >= settings.left * before:
-        return
-    yield Sign(
-        rank=stream.rank,
-        step=seen.step,
+def _sign(rank: int, step: int, key: str, before: float, recent: float, settings: Settings) -> Sign:
+    return Sign(
+        rank=rank,
+        step=step,
         subject=key,
-        said=f"rank {stream.rank}, step {seen.step}: {100 * recent:.2g} % of {key} are supervised, the batches before had "
+        said=f"rank {rank}, step {step}: {100 * recent:.2g} % of {key} are supervised, the batches before had "
         f"{100 * before:.2g} % (limit {100 * settings.left * before:.2g} %)",
         cause="nearly all labels are the ignored value: the next batch may have none, and a mean over none is NaN",
         fix="look at how labels are masked for the samples that come now (truncation that cuts the answer off, another template)",
