@@ -7,8 +7,9 @@ samples. One question that a card does not answer leaves that field None.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Self
 
 from torch_watchdog_proto.messages import GpuSample
@@ -17,16 +18,32 @@ __all__ = ["Gpus"]
 
 _GPU_IS_LOST = 15  # NVML_ERROR_GPU_IS_LOST
 _MOST_EVENTS = 64  # at one look
+_NO_INSTANCE = 0xFFFFFFFF  # of an event that is the whole card's
 _MOST_LINKS = 18
 _LINK_COUNTERS = (0, 1, 2, 3)  # replays, recoveries, bad checksums of flits and of data
 
 
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """A GPU, or one instance of a GPU that is divided (MIG): then `whole` is the GPU, of which health is asked, and `instance` its number there."""
+
+    index: int
+    handle: Any
+    uuid: str
+    whole: Any
+    whole_uuid: str
+    instance: int | None = None
+
+    def is_meant(self, event_instance: int) -> bool:
+        return self.instance is None or event_instance in (self.instance, _NO_INSTANCE)
+
+
 class Gpus:
-    """Every GPU of the node. Blocks for as long as the driver does: to be asked off the event loop."""
+    """Every GPU of the node, and every instance of one that is divided. Blocks for as long as the driver does: to be asked off the event loop."""
 
     def __init__(self, library: Any, handles: tuple[Any, ...]) -> None:
-        self._library, self._handles = library, handles
-        self._uuids = [_text(_answer(lambda handle=handle: library.nvmlDeviceGetUUID(handle))) for handle in handles]  # type: ignore[misc]
+        self._library = library
+        self._cards = tuple(card for index, handle in enumerate(handles) for card in _cards(library, index, handle))
         self._xids = XidEvents(library, handles)
 
     @classmethod
@@ -43,8 +60,8 @@ class Gpus:
 
     def samples(self) -> tuple[GpuSample, ...]:
         """One per GPU that answers."""
-        xids = self._xids.since_last()
-        found = (self._sample(index, handle, xids.get(self._uuids[index], ())) for index, handle in enumerate(self._handles))
+        events = self._xids.since_last()
+        found = (self._sample(card, _codes(card, events.get(card.whole_uuid, ()))) for card in self._cards)
         return tuple(sample for sample in found if sample is not None)
 
     def close(self) -> None:
@@ -52,19 +69,19 @@ class Gpus:
         with suppress(Exception):
             self._library.nvmlShutdown()
 
-    def _sample(self, index: int, handle: Any, xids: tuple[int, ...]) -> GpuSample | None:
-        ask = self._library
+    def _sample(self, card: _Card, xids: tuple[int, ...]) -> GpuSample | None:
+        ask, handle, whole = self._library, card.handle, card.whole
         memory = self._memory(handle)
         if memory is None:  # a card that does not even know its memory: it does not answer for a moment, or has fallen off the bus
-            return self._lost(index, xids) if self._is_lost(handle) else None
-        power_mw = _answer(lambda: ask.nvmlDeviceGetPowerUsage(handle))
+            return _lost(card, xids) if self._is_lost(handle) else None
+        power_mw = _answer(lambda: ask.nvmlDeviceGetPowerUsage(whole))
         utilisation = _answer(lambda: ask.nvmlDeviceGetUtilizationRates(handle))
         return GpuSample(
-            time_ns=time.time_ns(), index=index, uuid=self._uuids[index],
+            time_ns=time.time_ns(), index=card.index, uuid=card.uuid,
             name=_text(_answer(lambda: ask.nvmlDeviceGetName(handle))), memory_used_bytes=int(memory.used),
             memory_total_bytes=int(memory.total), utilisation_percent=None if utilisation is None else int(utilisation.gpu),
-            temperature_c=_answer(lambda: ask.nvmlDeviceGetTemperature(handle, ask.NVML_TEMPERATURE_GPU)),
-            power_w=None if power_mw is None else power_mw / 1000, xids=xids, **_health(ask, handle),
+            temperature_c=_answer(lambda: ask.nvmlDeviceGetTemperature(whole, ask.NVML_TEMPERATURE_GPU)),
+            power_w=None if power_mw is None else power_mw / 1000, xids=xids, **_health(ask, whole),
         )  # fmt: skip
 
     def _is_lost(self, handle: Any) -> bool:
@@ -73,18 +90,6 @@ class Gpus:
         except Exception as error:  # noqa: BLE001 - whatever it says, only one word means lost
             return getattr(error, "value", None) == _GPU_IS_LOST
         return False
-
-    def _lost(self, index: int, xids: tuple[int, ...]) -> GpuSample:
-        return GpuSample(
-            time_ns=time.time_ns(),
-            index=index,
-            uuid=self._uuids[index],
-            name="",
-            memory_used_bytes=0,
-            memory_total_bytes=0,
-            xids=xids,
-            lost=True,
-        )
 
     def _memory(self, handle: Any) -> Any:
         """As nvidia-smi has it: the older form of the answer counts what the driver keeps for itself (half a GiB of an H100) as used."""
@@ -102,20 +107,42 @@ class XidEvents:
         for handle in handles if self._set is not None else ():
             _answer(lambda handle=handle: library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, self._set))  # type: ignore[misc]
 
-    def since_last(self) -> dict[str, tuple[int, ...]]:
-        """Codes by the card's UUID."""
-        found: dict[str, tuple[int, ...]] = {}
+    def since_last(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """By the card's UUID: each code, and the instance that it is of."""
+        found: dict[str, tuple[tuple[int, int], ...]] = {}
         for _ in range(_MOST_EVENTS if self._set is not None else 0):
             event = _answer(lambda: self._library.nvmlEventSetWait_v2(self._set, 0))
             if event is None:
                 break  # none has come
             uuid = _text(_answer(lambda: self._library.nvmlDeviceGetUUID(event.device)))  # noqa: B023 - asked at once
-            found[uuid] = (*found.get(uuid, ()), int(event.eventData))
+            found[uuid] = (*found.get(uuid, ()), (int(event.eventData), int(event.gpuInstanceId)))
         return found
 
     def close(self) -> None:
         if self._set is not None:
             _answer(lambda: self._library.nvmlEventSetFree(self._set))
+
+
+def _cards(library: Any, index: int, handle: Any) -> Iterator[_Card]:
+    """The GPU itself, then its instances, where it is divided."""
+    uuid = _text(_answer(lambda: library.nvmlDeviceGetUUID(handle)))
+    yield _Card(index, handle, uuid, handle, uuid)
+    for number in range(_answer(lambda: int(library.nvmlDeviceGetMaxMigDeviceCount(handle))) or 0):
+        part = _answer(lambda: library.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))  # noqa: B023 - asked at once
+        if part is not None:
+            part_uuid = _text(_answer(lambda: library.nvmlDeviceGetUUID(part)))  # noqa: B023 - asked at once
+            instance = _answer(lambda: int(library.nvmlDeviceGetGpuInstanceId(part)))  # noqa: B023 - asked at once
+            yield _Card(index, part, part_uuid, handle, uuid, _NO_INSTANCE if instance is None else instance)
+
+
+def _codes(card: _Card, events: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(code for code, instance in events if card.is_meant(instance))
+
+
+def _lost(card: _Card, xids: tuple[int, ...]) -> GpuSample:
+    return GpuSample(
+        time_ns=time.time_ns(), index=card.index, uuid=card.uuid, name="", memory_used_bytes=0, memory_total_bytes=0, xids=xids, lost=True
+    )
 
 
 def _health(ask: Any, handle: Any) -> dict[str, Any]:

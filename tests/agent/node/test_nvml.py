@@ -38,6 +38,7 @@ class Library:
             "nvmlEventSetCreate": object(),
             "nvmlDeviceRegisterEvents": None,
             "nvmlEventSetFree": None,
+            "nvmlDeviceGetMaxMigDeviceCount": 0,
         }
         self.events: list[Any] = []
         self.errors: dict[str, Exception] = {}
@@ -51,6 +52,53 @@ class Library:
             return SimpleNamespace(used=4, reserved=1, total=80) if version == self.nvmlMemory_v2 else self._answers[question]
 
         return answer
+
+
+def event(code: int, *, instance: int = 0xFFFFFFFF) -> Any:
+    return SimpleNamespace(eventData=code, device="card", gpuInstanceId=instance)
+
+
+class DividedLibrary(Library):
+    """A card in three instances of a seventh each, the second of which was taken away."""
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int:
+        return 3
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any:
+        if index == 1:
+            raise RuntimeError("NVML_ERROR_NOT_FOUND")
+        return f"part-{index}"
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str:
+        return "GPU-1" if handle == "card" else f"MIG-{handle}"
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> int:
+        return {"part-0": 7, "part-2": 9}[handle]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
+        return SimpleNamespace(used=5, total=80) if handle == "card" else SimpleNamespace(used=2, total=10)
+
+    def nvmlDeviceGetTemperature(self, handle: Any, *_: Any) -> int:
+        if handle != "card":
+            raise RuntimeError("NVML_ERROR_NOT_SUPPORTED")
+        return 61
+
+
+def test_each_instance_of_a_divided_card_has_its_own_memory_and_the_cards_health() -> None:
+    whole, first, third = Gpus(DividedLibrary(), ("card",)).samples()
+    assert [(one.uuid, one.index, one.memory_total_bytes) for one in (whole, first, third)] == [
+        ("GPU-1", 0, 80),
+        ("MIG-part-0", 0, 10),
+        ("MIG-part-2", 0, 10),
+    ]
+    assert (first.temperature_c, first.ecc_uncorrected, first.throttle_reasons) == (61, 2, 0x40)
+
+
+def test_an_xid_of_one_instance_is_not_told_of_the_others_and_one_of_the_card_is_told_of_all() -> None:
+    library = DividedLibrary()
+    gpus = Gpus(library, ("card",))
+    library.events = [event(31, instance=9), event(79)]
+    assert [one.xids for one in gpus.samples()] == [(31, 79), (79,), (31, 79)]
 
 
 def test_every_card_gives_a_sample_that_passes_the_wire() -> None:
@@ -104,7 +152,7 @@ def test_a_card_that_knows_nothing_of_its_health_gives_its_sample_all_the_same()
 def test_an_xid_is_told_once_by_the_card_that_it_came_from() -> None:
     library = Library()
     gpus = Gpus(library, ("card",))
-    library.events = [SimpleNamespace(eventData=79, device="card"), SimpleNamespace(eventData=45, device="card")]
+    library.events = [event(79), event(45)]
     assert [sample.xids for sample in gpus.samples()] == [(79, 45)]
     assert [sample.xids for sample in gpus.samples()] == [()]
 

@@ -85,9 +85,10 @@ class View:
             self.take_waiting()
 
     def take_gpu(self, node: str, sample: GpuSample) -> None:
-        if sample.uuid not in self.gpus:
-            self.gpus[sample.uuid] = GpuStream(node, sample)
-        self.gpus[sample.uuid].take(sample)
+        name = _plain(sample.uuid)
+        if name not in self.gpus:
+            self.gpus[name] = GpuStream(node, sample)
+        self.gpus[name].take(sample)
 
     def take_waiting(self) -> None:
         """All that has come, column by column."""
@@ -126,10 +127,10 @@ class View:
             for rank, gpu in zip(self.ranks, self.gpu_of, strict=True):
                 if gpu:
                     users.setdefault(gpu, []).append(rank)
-            self._users = {uuid: tuple(sorted(ranks)) for uuid, ranks in users.items()}
-        for uuid, ranks in self._users.items():
-            if uuid in self.gpus:
-                yield self.gpus[uuid], ranks
+            self._users = {gpu: tuple(sorted(ranks)) for gpu, ranks in users.items()}
+        for gpu, ranks in self._users.items():
+            if gpu in self.gpus:
+                yield self.gpus[gpu], ranks
 
     def _row(self, block: StepBlock) -> int:
         row = self._row_of.get(block.rank)
@@ -137,8 +138,8 @@ class View:
             row = self._row_of[block.rank] = len(self.ranks)
             self.ranks.append(block.rank)
             self.gpu_of.append("")
-        if block.gpu and self.gpu_of[row] != block.gpu:
-            self.gpu_of[row], self._users = block.gpu, None
+        if block.gpu and self.gpu_of[row] != (gpu := _plain(block.gpu)):
+            self.gpu_of[row], self._users = gpu, None
         return row
 
     def _take_losses(self, columns: Columns) -> None:
@@ -196,3 +197,8 @@ def _take_first(window: Windows, first: Floats, length: int) -> None:
     ready = np.flatnonzero((count >= length) & np.isnan(first[: len(count)]))
     if len(ready):
         first[ready] = medians(window.oldest(ready, length))
+
+
+def _plain(uuid: str) -> str:
+    """CUDA names an instance of a divided GPU as it does a GPU, NVML does not."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
