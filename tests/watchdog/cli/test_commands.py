@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from terminal import Screen
 
+from torch_watchdog.cli.main import COMMANDS, watchdog
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_proto.messages import NodeReport, StepBlock
@@ -276,6 +280,43 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_talk_about(runs: Runs) -> 
     script = f"{sys.executable} -m torch_watchdog.cli jobs --json | head -c 1"
     done = subprocess.run(["sh", "-c", script], cwd=runs.folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.stdout == "{" and done.stderr == ""
+
+
+LOOKS = (
+    ("jobs",), ("status", "train-1"), ("incidents", "train-1"), ("timeline", "train-1"), ("timeline", "train-1", "train-1@0"),
+    ("rules", "list"), ("rules", "show", "straggler"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
+def test_on_a_terminal_text_fits_80_columns_and_no_color_means_plain_text(
+    runs: Runs, ended_job: RunDirectory, words: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", "torch_watchdog.cli", *words]
+    plain = Screen(command, cwd=runs.folder, variables={"NO_COLOR": "1"}).finished()
+    coloured = Screen(command, cwd=runs.folder).finished()
+    long = [line for line in plain.splitlines() if len(line) > 80 and str(runs.folder) not in line]  # a path is one piece, for copying
+    assert long == [] and "\x1b" not in plain
+    assert "\x1b[" in coloured or "\x1b" not in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
+def test_in_a_pipe_text_is_plain_and_a_reader_of_one_line_is_enough(runs: Runs, ended_job: RunDirectory, words: tuple[str, ...]) -> None:
+    whole = runs(*words).stdout
+    script = shlex.join([sys.executable, "-m", "torch_watchdog.cli", *words]) + " | head -n 1"
+    done = subprocess.run(["sh", "-c", script], cwd=runs.folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert "\x1b" not in whole and (done.returncode, done.stdout, done.stderr) == (0, whole.partition("\n")[0] + "\n", "")
+
+
+def test_a_timeline_on_a_terminal_is_coloured(runs: Runs, ended_job: RunDirectory) -> None:
+    assert "\x1b[1;31mX" in Screen([sys.executable, "-m", "torch_watchdog.cli", "timeline"], cwd=runs.folder).finished()
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_the_help_of_every_command_fits_80_columns(name: str) -> None:
+    text = CliRunner().invoke(watchdog, [*([name] if name else []), "--help"]).output
+    assert text and max(map(len, text.splitlines())) <= 80
 
 
 def test_switched_off_the_command_is_executed_and_nothing_else(runs: Runs) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fleet_harness import Fleet, until
+from terminal import Screen
 
 
 @pytest.fixture
@@ -22,25 +19,6 @@ def fleet() -> Iterator[Fleet]:
     with Fleet(root) as made:
         yield made
     shutil.rmtree(root, ignore_errors=True)
-
-
-class Screen:
-    """What a program has written to its terminal so far."""
-
-    def __init__(self, command: list[str]) -> None:
-        ours, theirs = pty.openpty()
-        self.text = b""
-        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
-        os.close(theirs)
-        threading.Thread(target=self._read, args=(ours,), daemon=True).start()
-
-    def _read(self, terminal: int) -> None:
-        try:
-            while part := os.read(terminal, 4096):
-                self.text += part
-        except OSError:
-            pass  # the other side is closed
-        os.close(terminal)
 
 
 def test_the_terminal_follows_the_job_until_it_ends(fleet: Fleet) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_watchdog.report.steps import as_json, tracks
-from torch_watchdog.report.text import plain, render_timeline
+from torch_watchdog.report.text import folded, plain, render_timeline
 from torch_watchdog_proto.messages import StepBlock
 
 JOB = {"job": "train-1", "started": "2026-01-31T00:00:00Z", "ended": "2026-01-31T00:00:12Z", "exit_code": 65, "exit_reason": "stopped"}
@@ -115,3 +115,15 @@ def test_no_strip_is_wider_than_80_columns(ranks: list[tuple[int, int, int]], st
     blocks = [block(rank, range(first, first + count), first_loss=-1234.5678) for rank, first, count in ranks]
     lines = rendered(blocks, ({**INCIDENT, "step": step, "origin": {"rank": ranks[0][0]}},))
     assert max(map(len, lines[1 : 1 + len({rank for rank, *_ in ranks})])) <= 80
+
+
+def test_a_long_sentence_is_folded_between_words_below_its_own_label() -> None:
+    text = "  why    The table has 512 rows and this batch needs 734: tokens were added to the tokenizer and not to the model."
+    lines = [" " * indent + text[begin:end] for indent, begin, end in folded(text, 40)]
+    assert max(map(len, lines)) <= 40 and " ".join(" ".join(lines).split()) == " ".join(text.split())
+    assert lines[0].startswith("  why    The") and all(line.startswith(" " * 9) for line in lines[1:])
+
+
+def test_a_line_to_type_is_one_piece_and_a_word_without_end_too() -> None:
+    for text in ("  resume watchdog --resume runs/train-1/checkpoints/step-4 torchrun train.py", "x" * 100, ""):
+        assert folded(text, 40) == [(0, 0, len(text))]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
-from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.cli.output import print_json, print_table, print_text
 from torch_watchdog.cli.source import JobLook, find_job
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch.places import here
@@ -48,7 +48,7 @@ def command(context: click.Context, /, job: str | None, rank: int, as_json: bool
         print_json(found)
     elif not found.get("traces") and not found.get("guarded"):
         ended = look.status().state == "ended"
-        print(
+        print_text(
             f"job {look.name} ended before anything was learned"
             if ended
             else f"no contract yet: the first steps of job {look.name} are still being learned"
@@ -71,15 +71,17 @@ def _learned(look: JobLook, rank: int) -> Mapping[str, Any]:
 def _print(found: Mapping[str, Any], who: str) -> None:
     guarded: Sequence[Row] = found.get("guarded") or ()
     opaque: Sequence[Row] = found.get("opaque") or ()
-    print(f"Learned by {who} from {found.get('traces', '?')} traced steps; every batch is held to it before the model gets it.\n")
+    print_text(f"Learned by {who} from {found.get('traces', '?')} traced steps; every batch is held to it before the model gets it.\n")
     print_table(tuple(COLUMNS), [_guarded(row) for row in guarded], empty="nothing is guarded")
-    print("\nNot covered: nothing is known in advance about what these get.\n" if opaque else "\nNothing that was met is left uncovered.")
+    print_text(
+        "\nNot covered: nothing is known in advance about what these get.\n" if opaque else "\nNothing that was met is left uncovered."
+    )
     if opaque:
         print_table(("tensor", "index", "checked for", "line", "why not"), [_opaque(row) for row in opaque], empty="")
     print()
     width = max(map(len, COLUMNS))
     for name, meaning in COLUMNS.items():
-        print(f"{name:<{width}}  {meaning}")
+        print_text(f"{name:<{width}}  {meaning}")
 
 
 def _guarded(row: Row) -> tuple[object, ...]:

@@ -89,7 +89,7 @@ def watchdog(context: click.Context, /, **_: object) -> None:
 
     \b
     watchdog torchrun --nproc-per-node 8 train.py ...    wrap any launch
-    watchdog COMMAND ...                                 look at jobs, or ask them for something
+    watchdog COMMAND ...                                 look at or steer jobs
     """
     if context.invoked_subcommand not in ("run", None) and context.invoked_subcommand in COMMANDS:
         _refuse_launch_options(context)

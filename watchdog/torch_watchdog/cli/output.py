@@ -1,6 +1,7 @@
 """How commands print: a table for a person, one object for a program.
 
-Colour only on a terminal, and never where NO_COLOR is set. Text from jobs is shown as text: no markup and no control character of theirs works.
+Colour only on a terminal, and never where NO_COLOR is set. On a terminal sentences are folded to its width, in a pipe nothing is. Text from jobs is
+shown as text: no markup and no control character of theirs works.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from rich.text import Text
 from torch_watchdog.cli.source import JobLook
 from torch_watchdog.errors import OutputError
 from torch_watchdog.launch.summary import one_line
-from torch_watchdog.report.text import Line, plain
+from torch_watchdog.report.text import Line, folded, plain
 
-__all__ = ["new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table"]
+__all__ = ["new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table", "print_text"]
 
 PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 
 
 def _console(**options: Any) -> Console:
-    return Console(highlight=False, markup=False, emoji=False, **options)
+    """Without colour it has no other styles either: bold is an escape sequence, too."""
+    return Console(highlight=False, markup=False, emoji=False, **({"color_system": None} if os.environ.get("NO_COLOR") else {}) | options)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
@@ -59,16 +61,22 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     """Names on the left, values on the right."""
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
-        print(f"{name:<{width}}  {one_line(str(value))}")
+        print_text(f"{name:<{width}}  {one_line(str(value))}")
+
+
+def print_text(text: str) -> None:
+    print_lines([[(line, "")] for line in text.split("\n")])
 
 
 def print_lines(lines: Sequence[Line]) -> None:
     console = _console()
     for line in lines:
-        if console.is_terminal:
-            console.print(Text.assemble(*line), soft_wrap=True)
-        else:
+        if not console.is_terminal:
             print(plain(line))
+            continue
+        text = Text.assemble(*line)
+        for indent, begin, end in folded(text.plain, console.width):
+            console.print(Text(" " * indent) + text[begin:end], soft_wrap=True)
 
 
 def print_last_words(look: JobLook) -> None:
@@ -76,8 +84,7 @@ def print_last_words(look: JobLook) -> None:
     words = look.last_words()
     if words:
         print()
-    for line in words:
-        print(line)
+    print_lines([[(line, "")] for line in words])
 
 
 @contextmanager

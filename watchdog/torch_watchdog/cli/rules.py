@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from torch_watchdog.cli.options import json_option, settings
-from torch_watchdog.cli.output import print_facts, print_json, print_table
+from torch_watchdog.cli.output import print_facts, print_json, print_table, print_text
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.job.replay import judged_again
 from torch_watchdog.knowledge import xid_codes
@@ -68,7 +68,7 @@ def show(context: click.Context, /, name: str, as_json: bool, **_: object) -> No
     print_facts(facts)
     print(f"\n[rules.{name}]")
     print_facts({f"{key} =": str(value).lower() if isinstance(value, bool) else value for key, value in thresholds.items()})
-    print(f"\n{' '.join((rules[name].settings.__doc__ or '').split())}")
+    print_text(f"\n{' '.join((rules[name].settings.__doc__ or '').split())}")
 
 
 @command.command("test")

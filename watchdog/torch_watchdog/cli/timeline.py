@@ -42,8 +42,8 @@ def command(
     """Show the steps of every rank, and where it went wrong (the newest job where none is named).
 
     \b
-    JOB is a name, a run directory or the number of a Slurm job; JOB@1 is its attempt 1.
-    With two, show what differs between them.
+    JOB is a name, a run directory or the number of a Slurm job;
+    JOB@1 is its attempt 1. With two, show what differs between them.
     """
     config = settings(context)
     look, history = _history(job, rank, config)

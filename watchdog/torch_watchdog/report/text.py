@@ -6,6 +6,7 @@ Pure: tracks and incidents in, lines out, each a list of (text, style) so that a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from torch_watchdog.launch.summary import count, one_line, who
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
 
-__all__ = ["Line", "plain", "render_comparison", "render_timeline"]
+__all__ = ["Line", "folded", "plain", "render_comparison", "render_timeline"]
 
 Line: TypeAlias = list[tuple[str, str]]  # words and the style that a terminal gives them ("" for none)
 
@@ -42,6 +43,20 @@ def render_timeline(job: Mapping[str, Any], tracks: Sequence[RankTrack], inciden
 
 def plain(line: Line) -> str:
     return "".join(text for text, _ in line).rstrip()
+
+
+def folded(text: str, width: int) -> list[tuple[int, int, int]]:
+    """The lines that it takes at that width: indent, begin and end of each. Cut between words only, and a line to type is never cut: it is copied whole."""
+    label = re.match(r"\s*(?:\S+(?: \S+)?\s{2,})?", text)
+    indent = min(label.end() if label else 0, width // 2)
+    lines = [(0, 0, 0)]
+    for word in re.finditer(r"\S+", text):
+        before, begin, _ = lines[-1]
+        if before + word.end() - begin > width and word.start() > indent and not re.match(r"\s*(resume|next) ", text):
+            lines.append((indent, word.start(), word.end()))
+        else:
+            lines[-1] = (before, begin, word.end())
+    return lines
 
 
 def _headline(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> str:
