@@ -59,7 +59,7 @@ def test_what_is_missing_and_what_is_a_surprise_is_said_and_fails(recorded: Path
     result = judge_file(recorded, SPIKE.replace("rank = 1", "rank = 0"))
     assert result.return_value == 1
     assert result.output.splitlines()[0] == "missing  loss.spike of rank 0"
-    assert result.output.splitlines()[1].startswith("surprise loss.spike: rank 1, step 63")
+    assert result.output.splitlines()[1].startswith("surprise loss.spike: rank 1, step 65")
 
 
 def test_thresholds_can_be_tried_on_a_recorded_run(recorded: Path) -> None:

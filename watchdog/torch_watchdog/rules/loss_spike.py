@@ -29,14 +29,14 @@ class Settings(Timing):
     sigmas: float = 8.0
     rise: float = 0.5
     of_first: float = 0.25
-    steps: int = 4
+    steps: int = 6
 
 
 ABOUT = About(
     name="loss_spike",
     kind="loss.spike",
     watches="the newest 64 losses of each rank",
-    says="rank 3, step 412: the last 4 losses are 5.1 or more, the 60 before them have median 2.3 (limit 3.45)",
+    says="rank 3, step 412: the last 6 losses are 5.1 or more, the 58 before them have median 2.3 (limit 3.45)",
 )
 
 
