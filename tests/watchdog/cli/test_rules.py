@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import torch_watchdog_proto
 from torch_watchdog.cli.rules import command
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog_proto.messages import NodeReport, StepBlock
 
+SCHEMA = Path(torch_watchdog_proto.__path__[0]) / "incident.schema.json"
+KINDS = json.loads(SCHEMA.read_text())["properties"]["kind"]["enum"]
 SPIKE = """
 run = "runs/job"
 [[expect]]
@@ -95,3 +99,27 @@ def test_the_list_and_a_rule_show_the_thresholds_that_are_set(recorded: Path) ->
 
 def test_a_rule_that_is_not_there_is_said(recorded: Path) -> None:
     assert "there is no rule 'nix'" in str(run("show", "nix").exception)
+
+
+def test_every_kind_of_incident_is_one_of_a_rule_or_of_an_order() -> None:
+    listed = json.loads(run("list", "--json").output)
+    told = {one["kind"] for one in listed["rules"]} | {one["kind"] for one in listed["always"]}
+    assert {kind for kind in KINDS if not kind.startswith("order.")} == told
+
+
+@pytest.mark.parametrize("name", ["loss_not_finite", "rank.hang", "rank_failed"])
+def test_what_has_no_threshold_is_shown_with_what_follows(name: str) -> None:
+    result = run("show", name)
+    assert "watches" in result.output and "action" in result.output
+
+
+def test_a_run_whose_loss_is_nan_is_judged_again_as_such(tmp_path: Path) -> None:
+    files = JobFiles(tmp_path / "runs" / "job")
+    for step in range(6):
+        blocks = tuple(block(rank, step) for rank in range(2))
+        blocks = (blocks[0], dataclasses.replace(blocks[1], loss=(float("nan"),))) if step == 4 else blocks
+        files.append_report("node", "session", NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, blocks=blocks))
+    files.close()
+    (tmp_path / "runs" / "job" / "job.json").write_text("{}")
+    expected = SPIKE.replace("loss.spike", "loss.not_finite")
+    assert judge_file(tmp_path, expected).output == "ok: 1 findings, as expected\n"

@@ -82,7 +82,9 @@ def test_losses_that_are_as_losses_are_make_no_spike(losses: list[float]) -> Non
 def test_a_loss_of_a_few_samples_of_which_one_in_ten_is_hard_makes_no_spike_in_10_000_short_steps() -> None:
     watch, rng = Watch(), random.Random(0)
     for first in range(0, 10_000, 50):
-        watch.second(*short_steps(first, first + 50, lambda _, step: 1.0 if step < 40 else rng.expovariate(1) if rng.random() < 0.1 else 0.02))
+        watch.second(
+            *short_steps(first, first + 50, lambda _, step: 1.0 if step < 40 else rng.expovariate(1) if rng.random() < 0.1 else 0.02)
+        )
     assert watch.told == []
 
 
@@ -248,3 +250,38 @@ def test_memory_that_stays_as_it_is_is_no_sign() -> None:
 
 def test_an_allocator_that_has_to_try_again_is_told() -> None:
     assert growing(0.0, retries=1).told == [("memory_pressure", 0, "fires")]
+
+
+# memory.pressure, by memory in pieces
+
+
+def in_pieces(*, reserved_gib: float, peak_gib: float, used_gib: float, seconds: int = 40) -> Watch:
+    watch = Watch()
+    memory = {"allocated_bytes": (20 * GIB,), "reserved_bytes": (int(reserved_gib * GIB),), "peak_bytes": (int(peak_gib * GIB),)}
+    for step in range(seconds):
+        watch.second(block(0, step, gpu="GPU-0", **memory), gpus=[sample(step, memory_used_bytes=int(used_gib * GIB))])
+    return watch
+
+
+def test_memory_that_no_step_ever_needed_is_told_where_the_card_is_nearly_full_with_the_setting_that_helps() -> None:
+    watch = in_pieces(reserved_gib=74, peak_gib=50, used_gib=76)
+    assert watch.told == [("memory_fragmented", 0, "fires")]
+    sign = watch.found[0].sign
+    assert (
+        "74.0 GiB are reserved, of which no step has needed more than 50.0: 24.0 GiB lie in pieces (30 % of the GPU, limit 20 %)"
+        in sign.said
+    )
+    assert "expandable_segments:True" in sign.fix
+
+
+@pytest.mark.parametrize(
+    ("reserved", "peak", "used"), [(74, 70, 76), (50, 20, 52), (74, 50, 40)], ids=["needed", "room is left", "a cache that others may have"]
+)
+def test_a_cache_as_large_as_the_largest_step_or_with_room_beside_it_is_how_the_allocator_works(
+    reserved: float, peak: float, used: float
+) -> None:
+    assert in_pieces(reserved_gib=reserved, peak_gib=peak, used_gib=used).told == []
+
+
+def test_where_no_peak_is_told_nothing_is_said_of_pieces() -> None:
+    assert in_pieces(reserved_gib=74, peak_gib=0, used_gib=76).told == []

@@ -15,6 +15,7 @@ from torch_watchdog.cli.output import print_facts, print_json, print_table, prin
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.job.replay import judged_again
 from torch_watchdog.knowledge import xid_codes
+from torch_watchdog.rules.always import ALWAYS
 from torch_watchdog.rules.catalogue import check_settings, rules_with, settings_of
 from torch_watchdog.rules.sign import Rule
 from torch_watchdog.store.read import read_reports
@@ -36,16 +37,17 @@ def command() -> None:
 @json_option
 @click.pass_context
 def list_rules(context: click.Context, /, as_json: bool, **_: object) -> None:
-    """Every rule: the kind of its incidents, what it watches."""
+    """Every rule: the kind of its incidents, what it watches. `always`: it has no threshold that one could set."""
     changes = settings(context).rules
     rules = rules_with(xid_codes())
     if as_json:
-        print_json({"rules": [_facts(rule, changes) for rule in rules]})
+        print_json({"rules": [_facts(rule, changes) for rule in rules], "always": [dataclasses.asdict(about) for about in ALWAYS]})
         return
     rows = [
         (rule.about.name, rule.about.kind, rule.about.severity, "on" if settings_of(rule, changes).enabled else "off", rule.about.watches)
         for rule in rules
     ]
+    rows += [(about.name, about.kind, about.severity, "always", about.watches) for about in ALWAYS]
     print_table(("rule", "kind", "severity", "", "watches"), rows, empty="there are no rules")
 
 
@@ -55,11 +57,17 @@ def list_rules(context: click.Context, /, as_json: bool, **_: object) -> None:
 @json_option
 @click.pass_context
 def show(context: click.Context, /, name: str, as_json: bool, **_: object) -> None:
-    """One rule: thresholds as they are set here, what it says, what follows."""
+    """One rule, or all that give a kind: thresholds as they are set here, what it says, what follows."""
     changes = settings(context).rules
+    always = [dataclasses.asdict(about) for about in ALWAYS if name in (about.name, about.kind)]
+    if always:
+        _show_always(always, as_json=as_json)
+        return
     rules = {rule.about.name: rule for rule in rules_with(xid_codes())}
     if name not in rules:
-        raise click.UsageError(f"there is no rule {name!r}; known are {', '.join(rules)}")
+        raise click.UsageError(
+            f"there is no rule {name!r}; known are {', '.join(dict.fromkeys([*rules, *(about.name for about in ALWAYS)]))}"
+        )
     facts = _facts(rules[name], changes)
     if as_json:
         print_json(facts)
@@ -69,6 +77,15 @@ def show(context: click.Context, /, name: str, as_json: bool, **_: object) -> No
     print(f"\n[rules.{name}]")
     print_facts({f"{key} =": str(value).lower() if isinstance(value, bool) else value for key, value in thresholds.items()})
     print_text(f"\n{' '.join((rules[name].settings.__doc__ or '').split())}")
+
+
+def _show_always(always: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"always": always})
+        return
+    for number, facts in enumerate(always):
+        print("\n" * bool(number), end="")
+        print_facts(facts)
 
 
 @command.command("test")

@@ -83,13 +83,20 @@ class Columns:
         self.backward_s = self._flat("backward_ns", gates) / 1e9
 
     def memory(self) -> tuple[Ints, tuple[Floats, ...]]:
-        """The newest reading of the allocator in each block: rows; then steps, allocated, reserved, retries."""
+        """The newest reading of the allocator in each block: rows; then steps, allocated, reserved, retries, peaks."""
         told = [
-            (row, block.step[-1], block.allocated_bytes[-1], _last(block.reserved_bytes), _last(block.alloc_retries))
+            (
+                row,
+                block.step[-1],
+                block.allocated_bytes[-1],
+                _last(block.reserved_bytes),
+                _last(block.alloc_retries),
+                _last(block.peak_bytes),
+            )
             for row, block in zip(self._rows, self._blocks, strict=True)
             if block.allocated_bytes and block.allocated_bytes[-1]
         ]
-        table = np.array(told, float).reshape(-1, 5)
+        table = np.array(told, float).reshape(-1, 6)
         return table[:, 0].astype(np.int64), tuple(table.T[1:])
 
     def _flat(self, name: str, counts: Ints) -> Floats:

@@ -75,7 +75,7 @@ class View:
         self.first_loader_s: Floats = np.zeros(0)  # likewise
         self.scales = Windows(STEPS)
         self.step_s, self.own_s, self.loader_s, self.sizes = Windows(TIMED), Windows(TIMED), Windows(TIMED), Windows(TIMED)
-        self.memory_steps, self.allocated, self.reserved, self.retries = (Windows(MEMORY) for _ in range(4))
+        self.memory_steps, self.allocated, self.reserved, self.retries, self.peaks = (Windows(MEMORY) for _ in range(5))
         self.keys: dict[str, KeyStream] = {}
         self.gpus: dict[str, GpuStream] = {}
 
@@ -187,7 +187,7 @@ class View:
     def _take_memory(self, columns: Columns) -> None:
         """The allocator is read a few times a second, so most steps repeat what the one before said: one reading a block is enough."""
         rows, readings = columns.memory()
-        for window, values in zip((self.memory_steps, self.allocated, self.reserved, self.retries), readings, strict=True):
+        for window, values in zip((self.memory_steps, self.allocated, self.reserved, self.retries, self.peaks), readings, strict=True):
             window.add(rows, values)
 
 
