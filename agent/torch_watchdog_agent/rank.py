@@ -73,7 +73,7 @@ class Rank:
         self.say.also = self.history.said
         self._clearance = self._open_clearance()
         self.lockstep = lockstep.opened(Path(config.ring_dir), identity, say=self.say)
-        self.guard = Guard(say=self.say, on_refused=self.refused, patient=bool(config.scan))
+        self.guard = Guard(say=self.say, on_refused=self.refused, on_noticed=self._notice, patient=bool(config.scan))
         self.holds = Holds(self)
         self._unread = Unread(self.guard, say=self.say, found=self.holds.hold_late, change=config.policy != "observe")
         self.saver = Saver(self, leave=announce_leave)

@@ -37,10 +37,10 @@ class Range:
 class LiveTable:
     """The length of one dimension of a parameter or buffer, read when asked."""
 
-    __slots__ = ("_dim", "_holder", "_seen", "_table", "trained")
+    __slots__ = ("_dim", "_holder", "_seen", "_shape", "_table", "trained")
 
     def __init__(self, table: torch.Tensor, dim: int, module: torch.nn.Module | None) -> None:
-        self._table, self._dim, self._seen = weakref.ref(table), dim, int(table.shape[dim])
+        self._table, self._dim, self._seen, self._shape = weakref.ref(table), dim, int(table.shape[dim]), table.shape
         self.trained = isinstance(table, torch.nn.Parameter)  # and not a buffer
         self._holder: Any = weakref.ref(module) if module is not None else None
 
@@ -50,6 +50,9 @@ class LiveTable:
 
     def changed(self) -> bool:
         """The table is gone, or has another length than in the trace: the model was rebuilt or resized."""
+        table = self._table()
+        if table is not None and table.shape == self._shape and self._holder is not None and self._holder() is not None:
+            return False  # as nearly always, and asked before each batch
         return not self.alive or self.rows() != self._seen
 
     def same(self, other: LiveTable) -> bool:

@@ -162,7 +162,8 @@ def _too_long(facts: Facts) -> tuple[str, str] | None:
         return None
     length, derived = facts.tensor.shape[-1], facts.fact.derived
     reached = derived.value if derived is not None and isinstance(derived.value, int) else facts.rows
-    longest = usable_length(length, reached, facts.rows - 1)
+    too_many = facts.fact.element if facts.rule.kind != "reach" else None  # the first cell past the end: 0 but for its row and its place
+    longest = (too_many[-1] or max(too_many)) if too_many else usable_length(length, reached, facts.rows - 1)
     offset = "" if longest >= facts.rows else f" (positions begin at {facts.rows - longest}, so that {longest} tokens fit)"
     if "label" in facts.name or "target" in facts.name:
         return (

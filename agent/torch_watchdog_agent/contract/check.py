@@ -13,11 +13,11 @@ import torch
 
 from torch_watchdog_agent.contract.bounds import Range
 
-__all__ = ["UNREAD", "Extremes", "TensorStat", "allows", "extremes", "known"]
+__all__ = ["UNREAD", "UNSIGNED", "Extremes", "TensorStat", "allows", "dtype_name", "extremes", "known"]
 
 MAX_FULL_FLOATS = 1 << 22  # above this a float tensor is looked at by a strided sample
-_UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16, torch.int8: np.uint8}
-_SPAN = {dtype: 1 << (8 * np.dtype(unsigned).itemsize) for dtype, unsigned in _UNSIGNED.items()}
+UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16, torch.int8: np.uint8}
+_SPAN = {dtype: 1 << (8 * np.dtype(unsigned).itemsize) for dtype, unsigned in UNSIGNED.items()}
 _BY_TORCH = (torch.bfloat16, torch.float16)
 _NAMES: dict[torch.dtype, str] = {}
 
@@ -48,11 +48,10 @@ class Extremes:
         return self.low is None or type(self.low) is int or (math.isfinite(self.low) and math.isfinite(self.high))
 
     def stat(self, key: str, tensor: torch.Tensor) -> TensorStat:
-        name = _NAMES.get(tensor.dtype) or _NAMES.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         low, high = (math.nan, math.nan) if self.low is None else (float(self.low), float(self.high))
         return TensorStat(
             key=key,
-            dtype=name,
+            dtype=dtype_name(tensor),
             shape=tuple(tensor.shape),
             low=low,
             high=high,
@@ -63,6 +62,10 @@ class Extremes:
 
 
 UNREAD = Extremes(None, None, None)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return _NAMES.get(tensor.dtype) or _NAMES.setdefault(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
 
 
 def known(tensor: torch.Tensor) -> bool:
@@ -85,7 +88,7 @@ def extremes(tensor: torch.Tensor, ignored: int = -100) -> Extremes:
         high = int(array.max())
         return Extremes(array, low, high, 0, int(np.count_nonzero(array == ignored)) if 0 <= low <= ignored <= high else 0)
     negatives = int(np.count_nonzero(array < 0))
-    if low == ignored and dtype in _UNSIGNED and int(array.view(_UNSIGNED[dtype]).max()) == low % _SPAN[dtype]:
+    if low == ignored and dtype in UNSIGNED and int(array.view(UNSIGNED[dtype]).max()) == low % _SPAN[dtype]:
         # Read as unsigned, the negative value nearest to 0 is the largest of all: it is the ignored one, so every negative is.
         return Extremes(array, low, int(array.max()), negatives, negatives)
     return Extremes(array, low, int(array.max()), negatives, int(np.count_nonzero(array == ignored)))

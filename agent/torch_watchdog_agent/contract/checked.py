@@ -18,7 +18,7 @@ from torch_watchdog_proto.messages import Violation
 __all__ = ["Checked", "UnderCheck"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)  # not frozen: that would triple what it costs to make one, on the hot path
 class Checked:
     """What the guard says about one batch. `violation` is only one that needs no confirmation; `needs_trace`: the step must be a traced one."""
 

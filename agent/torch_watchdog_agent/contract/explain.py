@@ -183,12 +183,21 @@ def _size_fact(finding: Finding, origin: Origin) -> BatchFact:
         derived, limit = Derived(expression="last position", value=int(high)), int(rule.options["limit"])
         element = _first_past(tensor, key, dim, limit, origin)
         return BatchFact(key=key, element=element, **_description(origin, key), derived=derived, sample=origin.sample(key, element))
-    values = finding.values[0]
-    worst = int(values[finding.mask][0]) if int(values[finding.mask][0]) < 0 else int(values.max())
-    element = _first_past(tensor, key, dim, usable_length(tensor.shape[dim], worst, int(high)), origin)
-    derived = Derived(expression=expression(rule.recipe), value=worst)
+    limit, value = _past_the_end(finding, tensor.shape[dim])
+    element = _first_past(tensor, key, dim, limit, origin)
+    derived = Derived(expression=expression(rule.recipe), value=value)
     sample = origin.sample(key, element)
     return BatchFact(key=key, element=element, count=int(finding.mask.sum()), **_description(origin, key), derived=derived, sample=sample)
+
+
+def _past_the_end(finding: Finding, length: int) -> tuple[int, int]:
+    """The first place along a length whose position is not in the table, and that position."""
+    values, mask = finding.values[0], finding.mask
+    if values.dim() and values.shape[-1] == length:
+        place = int(mask.reshape(-1, length).any(0).nonzero()[0])
+        return place, int(values.reshape(-1, length)[:, place][mask.reshape(-1, length)[:, place]][0])
+    worst = int(values[mask].min()) if bool((values[mask] < 0).any()) else int(values.max())
+    return usable_length(length, worst, int(finding.allowed.high)), worst
 
 
 def _first_past(tensor: torch.Tensor, key: str, dim: int, limit: int, origin: Origin) -> tuple[int, ...] | None:
@@ -290,13 +299,12 @@ def odd_violation(oddity: Oddity, origin: Origin, rule: Rule | None) -> Violatio
         fact = _not_finite_fact(fact, tensor, origin)
     elif oddity.kind == "batch.size_outlier":
         fact = _outlier_fact(fact, tensor, origin)
-    bound = (
-        None if rule is None else BoundFact(op=rule.op, module=rule.place.module, source=rule.place.source, learned_from=rule.learned_from)
-    )
+    learned_from = f"always {oddity.usual} so far" if oddity.usual else rule.learned_from if rule is not None else ""
+    bound = None if rule is None else BoundFact(op=rule.op, module=rule.place.module, source=rule.place.source, learned_from=learned_from)
     if oddity.kind == "batch.size_outlier":
         bound = BoundFact(low=0, high=oddity.largest, op="memory", learned_from="the largest batch so far")
     if bound is None and oddity.usual:
-        bound = BoundFact(op="", learned_from=f"always {oddity.usual} so far")
+        bound = BoundFact(op="", learned_from=learned_from)
     return _completed(oddity.kind, fact, bound, origin, rule)
 
 

@@ -69,6 +69,8 @@ def _children(item: Any) -> Iterable[tuple[str, Any]]:
 
 def replaced(batch: Any, tensors: Mapping[str, torch.Tensor], path: str = "") -> Any:
     """A copy of the batch, same container types, with the tensors at these paths in place of its own."""
+    if type(batch) is dict and not path and tensors.keys() <= batch.keys():
+        return {**batch, **tensors}
     if (path or WHOLE) in tensors and isinstance(batch, torch.Tensor):
         return tensors[path or WHOLE]
     if isinstance(batch, (torch.Tensor, *_ATOMS)):

@@ -56,7 +56,7 @@ class ModuleNames:
 
     def training(self) -> tuple[bool, ...]:
         """The training flag of each root that lives."""
-        return tuple(root.training for root in (known() for known in self.roots) if root is not None)
+        return tuple([root.training for known in self.roots if (root := known()) is not None])
 
 
 def _plain(path: str, *, wrapped: bool) -> str:

@@ -30,6 +30,7 @@ from torch_watchdog_agent.contract.ondevice import DeviceChecks, Finite, Look, P
 from torch_watchdog_agent.contract.placement import stand_ins, taken_from
 from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
 from torch_watchdog_agent.contract.reading import is_on_device, lesson_of, read
+from torch_watchdog_agent.contract.ready import Readies
 from torch_watchdog_agent.contract.repair import legal_stand_in
 from torch_watchdog_agent.contract.replay import resolver
 from torch_watchdog_agent.contract.rules import TRACES_FOR_DERIVED, Rule
@@ -48,7 +49,8 @@ MAX_PLANS = 256
 
 
 class Guard:
-    """See the module. `say` prints a line for the user. `on_refused` is told of a violation before BadBatchError is raised; False lets the op run.
+    """See the module. `say` prints a line for the user. `on_refused` is told of a violation before BadBatchError is raised; False lets the op run;
+    `on_noticed` of a warning that a traced step gives rise to.
 
     `patient`: reading a tensor may wait for its device at any time (a scan). `is_elsewhere` and `mailbox` are the device, for tests without one.
     """
@@ -58,15 +60,17 @@ class Guard:
         *,
         say: Callable[[str], None],
         on_refused: Callable[[Violation], bool | None],
+        on_noticed: Callable[[Violation], None] = lambda _: None,
         patient: bool = False,
         is_elsewhere: Callable[[torch.Tensor], bool] = is_on_device,
         mailbox: Mailbox | None = None,
     ) -> None:
         self._say, self._patient, self._is_elsewhere, self._mailbox = say, patient, is_elsewhere, mailbox or Mailbox()
         self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(), Scalars()
-        self._tracer = Tracer(self._names, self._contract, on_refused)
+        self._tracer = Tracer(self._names, self._contract, on_refused, on_noticed)
         self._plans: dict[tuple[Signature, frozenset[str]], tuple[int, Plan, DeviceChecks]] = {}
         self._usual: dict[tuple[Signature, frozenset[str]], Checked] = {}
+        self._readies = Readies()
         self._batches = 0
         self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
         self._handed: Origin | None = None  # the newest batch that the loop got
@@ -167,13 +171,19 @@ class Guard:
     # Checking
 
     def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
+        training = self._names.training()
+        if not (modes_on_stack() or self._contract.is_outdated()):
+            like_before = self._readies.checked(batch, training, self._version, self._batches, indices, worker)
+            if like_before is not None:
+                self._seen.batches += 1
+                return like_before
         own, scalars = taken_apart(batch)
         telling = self._scalars.telling(scalars) if scalars else ()
         leaves, elsewhere = own, frozenset([key for key, tensor in own.items() if self._is_elsewhere(tensor)])
-        signature = signature_of(leaves, self._names.training(), telling)
+        signature = signature_of(leaves, training, telling)
         if elsewhere and self._must_read(signature, leaves, elsewhere):
             leaves, elsewhere = read(own, elsewhere)
-            signature = signature_of(leaves, self._names.training(), telling)
+            signature = signature_of(leaves, training, telling)
         origin = Origin(leaves=leaves, indices=indices, worker=worker, own=own)
         usual = self._usual.get((signature, elsewhere)) if elsewhere else None
         if usual is not None and usual.version == self._version:
@@ -189,6 +199,8 @@ class Guard:
         if not checked.on_device.looks:
             if checked.violation is None:
                 self._seen.took(news, leaves, seen)
+            if not (elsewhere or checked.needs_trace or checked.violation or checked.warnings):
+                self._readies.prepare(batch, checked, self._plan(signature, leaves, elsewhere)[0], self._seen.past_of)
         elif len(elsewhere) == len(leaves) and not (news or checked.needs_trace or checked.violation or checked.warnings):
             self._usual[signature, elsewhere] = checked  # the next one of this signature has nothing to tell before the device has looked
         return checked
@@ -253,7 +265,7 @@ class Guard:
         return self._contract.version + declared_version()
 
     def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor], elsewhere: frozenset[str]) -> tuple[Plan, DeviceChecks]:
-        if any(table.changed() for table in self._contract.tables):
+        if self._contract.is_outdated():
             self._contract.forget_changed()
         known = self._plans.get((signature, elsewhere))
         if known is not None and known[0] == self._version:
@@ -289,8 +301,6 @@ class Guard:
         legal = {key: tensor for key, tensor in sent.made.items() if key not in trained} if trained else sent.made
         if not (change and legal):
             return batch, under_check
-        if type(batch) is dict and legal.keys() <= batch.keys():
-            return {**batch, **legal}, under_check
         try:
             return replaced(batch, legal), under_check
         except Exception as error:  # noqa: BLE001  a container of the user's own that cannot be made again
@@ -339,7 +349,8 @@ class Guard:
         if checked.origin is None or checked.version == self._version:
             return checked
         with without_modes():
-            return self._judged(checked.batch_id, checked.signature, checked.origin, checked.elsewhere)[0]
+            again = self._judged(checked.batch_id, checked.signature, checked.origin, checked.elsewhere)[0]
+        return replace(again, warnings=tuple(dict.fromkeys((*checked.warnings, *again.warnings)))) if checked.warnings else again
 
     def _hand_over(self, checked: Checked, batch: object) -> None:
         checked = self._judged_again(checked)

@@ -54,6 +54,13 @@ class Contract:
     version: int = 0
     _variants: Counter[Any] = field(default_factory=Counter)
 
+    def is_outdated(self) -> bool:
+        """Whether a table has been rebuilt or resized since it was learned."""
+        for table in self.tables:  # noqa: SIM110  asked before each batch
+            if table.changed():
+                return True
+        return False
+
     def forget_changed(self) -> None:
         """Tables were rebuilt or resized. A trained one: start over. A buffer (positions that a module makes longer): trace once more, for its rules."""
         changed = [table for table in self.tables if table.changed()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch_watchdog_agent.contract.frames import is_users
 from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 
-__all__ = ["misfit"]
+__all__ = ["mask_unlike", "misfit"]
 
 _FUNCTIONAL = f"torch{os.sep}nn{os.sep}functional.py"
 _INDICES = {"embedding": "int64 or int32", "embedding_bag": "int64 or int32", "cross_entropy": "int64", "nll_loss": "int64"}
@@ -146,13 +146,24 @@ def _mask_of_another_length(call: _Call, origin: Origin) -> Violation | None:
         ids = origin.leaves.get(key.removesuffix("attention_mask") + "input_ids") if key.endswith("attention_mask") else None
         if ids is None or ids.dim() < 2 or mask.dim() != 2 or mask.shape == ids.shape[:2]:
             continue
-        name = key.removesuffix("attention_mask") + "input_ids"
-        return _violation(
-            "batch.shape", key, origin, call, summary=f"{key} {tuple(mask.shape)} does not fit {name} {tuple(ids.shape)}",
-            cause=f"{key} has shape {tuple(mask.shape)}, and {name} {tuple(ids.shape)}: the mask was made for another length (before truncation or padding).",
-            fix="Truncate and pad both by the same call of the tokenizer or processor.",
-        )  # fmt: skip
+        return _unlike(key, key.removesuffix("attention_mask") + "input_ids", origin, call)
     return None
+
+
+def mask_unlike(mask: str, ids: str, origin: Origin) -> Violation:
+    """A mask that the model will take though it does not fit the ids: a warning."""
+    found = _unlike(mask, ids, origin, _Call("", {}, "?"))
+    more = " So far both had the same shape. Where the library fills or cuts the mask, the step runs, and attends to the wrong positions."
+    return replace(found, cause=found.cause + more, severity="warning", bound=BoundFact(op="", learned_from=f"the shape of {ids} so far"))
+
+
+def _unlike(mask: str, ids: str, origin: Origin, call: _Call) -> Violation:
+    taken, wanted = tuple(origin.leaves[mask].shape), tuple(origin.leaves[ids].shape)
+    return _violation(
+        "batch.shape", mask, origin, call, summary=f"{mask} {taken} does not fit {ids} {wanted}",
+        cause=f"{mask} has shape {taken}, and {ids} {wanted}: the mask was made for another length (before truncation or padding).",
+        fix="Truncate and pad both by the same call of the tokenizer or processor.",
+    )  # fmt: skip
 
 
 def _violation(kind: str, key: str, origin: Origin, call: _Call, *, summary: str, cause: str, fix: str) -> Violation:

@@ -18,9 +18,11 @@ from torch_watchdog_agent.contract.calls import Call, call_under_way
 from torch_watchdog_agent.contract.consumers import Use, uses_of
 from torch_watchdog_agent.contract.frames import Place, place_of_call
 from torch_watchdog_agent.contract.nodes import Schema, schema_of
+from torch_watchdog_agent.contract.stretched import stretched
 from torch_watchdog_agent.contract.tape import Site, Tape
 from torch_watchdog_agent.contract.watchers import Watchers
 from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_proto.messages import Violation
 
 __all__ = ["TraceMode", "compiled_code_in_the_way", "modes_on_stack", "without_modes"]
 
@@ -53,11 +55,14 @@ def without_modes() -> Iterator[None]:
 
 
 class TraceMode(TorchDispatchMode):  # type: ignore[misc]
-    """Records every operator of a traced step; `examine` is asked about each use before its operator runs, and may raise BadBatchError."""
+    """Records every operator of a traced step; `examine` is asked about each use before its operator runs, and may raise BadBatchError.
+
+    `notice` is told what looks wrong and runs.
+    """
 
     supports_higher_order_operators = True  # flex_attention and cond raise under a mode that does not say so
 
-    def __init__(self, tape: Tape, examine: Examine) -> None:
+    def __init__(self, tape: Tape, examine: Examine, notice: Callable[[Violation], None]) -> None:
         super().__init__()
         self.tape, self.watchers = tape, Watchers(tape)
         self.failure: Exception | None = None
@@ -66,7 +71,7 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         self.call: Call | None = None
         self._call_seen = False
         self._zeros_call: tuple[str, int] | None = None  # the program's call that made zeros last
-        self._examine = examine
+        self._examine, self._notice = examine, notice
         self._stance: Any = None
 
     def push(self) -> bool:
@@ -152,6 +157,10 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
     def _after(self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         if schema.name in ("zeros", "new_zeros"):
             self._zeros_call = place_of_call(self.tape.names).call
+        if schema.name == "expand" and out.shape != args[0].shape:
+            found = stretched(out, place_of_call(self.tape.names), self.tape)
+            if found is not None:
+                self._notice(found)
         read = place_of_call(self.tape.names).call if schema.name == "_local_scalar_dense" else None
         self.tape.record(func, schema, args, kwargs, out, read)
         for use, name in self.watchers.seen(schema.name, args, out):

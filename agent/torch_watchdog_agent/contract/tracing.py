@@ -48,16 +48,21 @@ class Flight:
 
 @dataclass(slots=True)
 class Tracer:
-    """Traces steps into a contract. `on_refused` is told of a violation right before BadBatchError is raised; False lets the operator run."""
+    """Traces steps into a contract. `on_refused` is told of a violation right before BadBatchError is raised; False lets the operator run.
+
+    `on_noticed` is told of a warning, once for each line of the program.
+    """
 
     names: ModuleNames
     contract: Contract
     on_refused: Callable[[Violation], bool | None]
+    on_noticed: Callable[[Violation], None]
     mode: TraceMode | None = None
     _call: Call | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
     ahead: int | None = None  # batches in hand, at the newest traced gate, that came after the newest one in use
     _newest_used: int = -1
+    _noticed: set[str] = field(default_factory=set)
     _is_due: bool = False  # a gate has been passed where the trace could not end
 
     @property
@@ -72,7 +77,7 @@ class Tracer:
     def start(self) -> bool:
         """Trace from here on; False where another dispatch mode is at work."""
         if self.mode is None:
-            mode = TraceMode(Tape(self.names), self.examine)
+            mode = TraceMode(Tape(self.names), self.examine, self._notice)
             if not mode.push():
                 return False
             self.mode = mode
@@ -154,6 +159,12 @@ class Tracer:
             if found is not None:
                 return violation_of(found[0], flight.origin, found[1])
         return None
+
+    def _notice(self, warning: Violation) -> None:
+        source = warning.bound.source if warning.bound is not None and warning.bound.source is not None else ""
+        if source not in self._noticed:
+            self._noticed.add(source)
+            self.on_noticed(warning)
 
     # Before an operator is launched
 

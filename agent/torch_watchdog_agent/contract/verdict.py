@@ -10,6 +10,7 @@ import torch
 from torch_watchdog_agent.contract.explain import odd_violation, violation_of
 from torch_watchdog_agent.contract.findings import Oddity
 from torch_watchdog_agent.contract.learn import Contract
+from torch_watchdog_agent.contract.misfit import mask_unlike
 from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import replayed, resolver
 from torch_watchdog_agent.contract.signature import shapes_of
@@ -52,6 +53,8 @@ def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 def _of_oddity(contract: Contract, oddity: Oddity, origin: Origin) -> Violation | None:
     """None where the oddity may well be harmless: the step will tell."""
+    if oddity.kind == "batch.shape":
+        return mask_unlike(oddity.key, oddity.usual, origin)
     rule = contract.first_consumer(oddity.key)
     if oddity.kind == "batch.not_finite" and (oddity.key not in contract.flowed or oddity.key in contract.handled):
         return None

@@ -15,7 +15,7 @@ __all__ = ["Origin", "flat_to_element", "lengths_of", "value_at"]
 IGNORED = -100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)  # not frozen: one is made for each batch
 class Origin:
     """Where a batch came from: the sampler's indices, the worker, its tensors (`leaves`: what can be read of them; `own`: as the loop has them).
 

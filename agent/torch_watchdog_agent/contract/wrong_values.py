@@ -174,9 +174,12 @@ def _from_one(facts: Facts) -> tuple[str, str] | None:
             "the head has one class too few (num_labels), or this label is wrong.",
             "Enlarge the head (num_labels, id2label), or correct the label; classes start at 0.",
         )
+    seen = facts.tensor[facts.tensor >= 0]  # an ignored label is none
+    start = (
+        "the ids probably start at 1 instead of 0" if bool((seen == 1).any()) else "the ids start at 1 instead of 0, or this label is wrong"
+    )
     return (
-        f"The class id {facts.value} equals the number of classes ({facts.rows}), and no 0 was seen ({facts.evidence}): "
-        "the ids probably start at 1 instead of 0.",
+        f"The class id {facts.value} equals the number of classes ({facts.rows}), and no 0 was seen ({facts.evidence}): {start}.",
         "Renumber the classes so that they start at 0, or enlarge the head (num_labels, id2label).",
     )
 

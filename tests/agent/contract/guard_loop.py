@@ -48,9 +48,10 @@ class Loop:
     optimizer: torch.optim.Optimizer | None = None
     said: list[str] = field(default_factory=list)
     refused: list[Violation] = field(default_factory=list)
+    noticed: list[Violation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.guard = Guard(say=self.said.append, on_refused=self.refused.append)
+        self.guard = Guard(say=self.said.append, on_refused=self.refused.append, on_noticed=self.noticed.append)
         _guards.append(self.guard)
 
     def step(self, batch: Any, *, indices: list[int] | None = None, go_on: bool = True) -> Seen:

@@ -8,101 +8,11 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from guard_loop import Loop
+from named_models import MODELS, ROWS, VOCABULARY, Batch, bart_batch, bert_batch, draw, layoutlm_batch, losses_batch, train
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-Batch = dict[str, Any]
-Make: TypeAlias = Callable[[], nn.Module]
 Change: TypeAlias = Callable[[Batch], Batch]
-ROWS, VOCABULARY, POSITIONS = 4, 64, 32
-
-
-def draw(low: int, high: int, *shape: int) -> torch.Tensor:
-    return torch.randint(low, high, (ROWS, *shape))
-
-
-def bert() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
-    return BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, max_position_embeddings=POSITIONS, **sizes))
-
-
-def bert_batch() -> Batch:
-    ids = draw(0, VOCABULARY, 12)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": draw(0, 3)}
-
-
-def bart() -> nn.Module:
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 1}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": None}
-    return BartForConditionalGeneration(BartConfig(vocab_size=VOCABULARY, max_position_embeddings=POSITIONS, **sizes, **heads, **tokens))
-
-
-def bart_batch() -> Batch:
-    """Labels end in -100, which is legal; the decoder's inputs are the labels shifted, with the padding token in its place."""
-    labels, ids = draw(3, VOCABULARY, 9), draw(3, VOCABULARY, 20)
-    labels[:, 7:] = -100
-    shifted = torch.cat([torch.full((ROWS, 1), 2), labels[:, :-1]], 1)
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "labels": labels,
-        "decoder_input_ids": shifted.masked_fill(shifted == -100, 1),
-    }
-
-
-def layoutlm() -> nn.Module:
-    from transformers import LayoutLMv3Config, LayoutLMv3ForTokenClassification
-
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
-    boxes = {"max_2d_position_embeddings": 1024, "coordinate_size": 4, "shape_size": 4, "visual_embed": False}
-    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-    config = LayoutLMv3Config(vocab_size=VOCABULARY, max_position_embeddings=40, input_size=16, patch_size=8, **sizes, **boxes, **tokens)
-    return LayoutLMv3ForTokenClassification(config)
-
-
-def layoutlm_batch() -> Batch:
-    corner, extent = draw(0, 500, 10, 2), draw(0, 500, 10, 2)
-    ids = draw(3, VOCABULARY, 10)
-    return {
-        "input_ids": ids,
-        "bbox": torch.cat([corner, corner + extent], -1),
-        "attention_mask": torch.ones_like(ids),
-        "labels": draw(0, 3, 10),
-    }
-
-
-def first_layoutlm() -> nn.Module:
-    from transformers import LayoutLMConfig, LayoutLMForTokenClassification
-
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
-    return LayoutLMForTokenClassification(LayoutLMConfig(vocab_size=VOCABULARY, max_position_embeddings=40, **sizes))
-
-
-class Losses(nn.Module):
-    """The losses of torch itself over one layer, and a feature that becomes an index."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classes, self.one, self.ages = nn.Linear(6, 5), nn.Linear(6, 1), nn.Embedding(50, 6)
-
-    def forward(self, x: torch.Tensor, age: torch.Tensor, labels: torch.Tensor, chance: torch.Tensor) -> tuple[torch.Tensor]:
-        x = x + self.ages((age * 10).long())
-        return (F.cross_entropy(self.classes(x), labels) + F.binary_cross_entropy(torch.sigmoid(self.one(x)), chance),)
-
-
-def losses_batch() -> Batch:
-    return {"x": torch.randn(ROWS, 6), "age": torch.rand(ROWS) * 4, "labels": draw(0, 5), "chance": draw(0, 2, 1).float()}
-
-
-MODELS: dict[str, tuple[Make, Callable[[], Batch]]] = {
-    "bert": (bert, bert_batch), "bart": (bart, bart_batch), "layoutlm": (first_layoutlm, layoutlm_batch),
-    "layoutlmv3": (layoutlm, layoutlm_batch), "losses": (Losses, losses_batch),
-}  # fmt: skip
 
 
 def cell(key: str, place: tuple[int, ...], value: float) -> Change:
@@ -135,10 +45,6 @@ def loop_of(name: str) -> Loop:
     for _ in range(5):
         assert loop.step(batch(), go_on=False).violation is None
     return loop
-
-
-def train(model: nn.Module, batch: Batch) -> None:
-    model(**batch)[0].backward()
 
 
 BOXES = "layoutlmv3.embeddings.x_position_embeddings"
@@ -208,3 +114,57 @@ def test_swapped_corners_are_refused_by_the_model_that_looks_up_the_width_and_pa
     assert (found.batch.key, found.batch.derived.value, found.bound.low) == ("bbox", -200, 0)
     assert "two corners are swapped" in found.cause
     assert third.step(swapped(layoutlm_batch()), go_on=False).violation is None
+
+
+def test_the_position_of_the_first_token_too_many_is_named_not_the_last_one() -> None:
+    found = loop_of("bart").step(too_long(bart_batch())).violation
+    assert found is not None and found.batch.derived is not None
+    assert (found.batch.element, found.batch.derived.value, found.batch.count) == ((0, 32), 34, 8 * ROWS)
+
+
+@pytest.mark.parametrize("name", ["bert", "bart", "layoutlmv3"])
+@pytest.mark.parametrize("shape", [(ROWS, 8), (ROWS, 24), (ROWS - 1, 12)])
+def test_a_mask_of_another_shape_that_the_model_fills_or_cuts_without_a_word_is_a_warning(name: str, shape: tuple[int, int]) -> None:
+    loop, batch = loop_of(name), MODELS[name][1]()
+    seen = loop.step({**batch, "attention_mask": torch.ones(shape, dtype=torch.int64)}, go_on=False)
+    (warning,) = seen.checked.warnings
+    assert seen.violation is None
+    assert (warning.kind, warning.severity, warning.batch.key, warning.batch.shape) == ("batch.shape", "warning", "attention_mask", shape)
+    assert f"does not fit input_ids {tuple(batch['input_ids'].shape)}" in warning.summary
+
+
+def test_a_mask_that_never_had_the_shape_of_the_ids_is_no_warning() -> None:
+    loop = Loop(MODELS["bert"][0](), train)
+    for length in (8, 9, 12, 12, 8, 10, 9):
+        batch = {**bert_batch(), "attention_mask": torch.ones(ROWS, length, dtype=torch.int64)}
+        assert loop.step(batch, go_on=False).checked.warnings == ()
+
+
+def test_labels_on_another_device_are_named_with_the_device_that_they_always_were_on() -> None:
+    loop = loop_of("losses")
+    found = loop.step(put("labels", lambda labels: labels.to("meta"))(losses_batch())).violation
+    assert found is not None
+    assert (found.kind, found.batch.key, found.batch.device) == ("batch.device", "labels", "meta")
+    assert found.summary == "labels is on device meta; cross_entropy had it on cpu"
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss])
+def test_a_loss_of_a_row_against_a_column_is_a_warning_in_the_first_step_and_told_once(loss: Callable[..., torch.Tensor]) -> None:
+    loop = Loop(nn.Linear(3, 1), lambda model, batch: loss(model(batch["x"])[:, 0], batch["y"]).backward())
+    for _ in range(5):
+        assert loop.step({"x": torch.randn(10, 3), "y": torch.randn(10, 1)}, go_on=False).violation is None
+    (warning,) = loop.noticed
+    assert (warning.kind, warning.severity, warning.batch.key, warning.batch.shape) == ("batch.shape", "warning", "y", (10, 1))
+    assert "(10, 1) against an output (10,)" in warning.summary
+    assert "100 differences in place of 10" in warning.cause
+    assert warning.bound is not None and "test_named.py" in (warning.bound.source or "")
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("shape", [(10,), (1,), (1, 1)])
+def test_a_loss_in_which_one_shape_takes_in_the_other_is_no_warning(shape: tuple[int, ...]) -> None:
+    loop = Loop(nn.Linear(3, 1), lambda model, batch: F.mse_loss(model(batch["x"])[:, 0], batch["y"]).backward())
+    for _ in range(5):
+        loop.step({"x": torch.randn(10, 3), "y": torch.randn(*shape)}, go_on=False)
+    assert loop.noticed == []

@@ -188,6 +188,12 @@ def test_a_derived_index_is_shown_with_its_arithmetic() -> None:
     )
 
 
+def test_a_tensor_that_is_wrong_as_a_whole_is_told_with_what_is_wrong_with_it() -> None:
+    summary = "rank 1, step 5: bbox has dtype float32; embedding needs int64 or int32"
+    incident = INCIDENT | {"batch": {"key": "bbox"}, "bound": {"op": "embedding"}, "summary": summary}
+    assert what_offends(incident) == "bbox has dtype float32; embedding needs int64 or int32"
+
+
 def test_where_no_single_rank_is_at_fault_none_is_named() -> None:
     assert who({"origin": {"rank": None}, "step": 7}) == "no single rank, step 7"
 

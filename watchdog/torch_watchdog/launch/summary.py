@@ -170,6 +170,8 @@ def what_offends(incident: Incident) -> str:
     allowed = allowed_range(bound)
     if allowed:
         text += f", allowed {allowed}"
+    if text == batch.get("key"):  # a tensor as a whole: what is wrong with it is in the sentence behind `rank 1, step 5: `
+        return str(incident.get("summary", "")).partition(": ")[2] or text
     more = (batch.get("count") or 1) - 1
     return f"{text}, and {count(more, 'element')} more" if more else text
 
