@@ -88,6 +88,14 @@ def test_a_loss_of_a_few_samples_of_which_one_in_ten_is_hard_makes_no_spike_in_1
     assert watch.told == []
 
 
+def test_a_loss_that_is_as_high_again_as_in_its_first_steps_makes_no_spike() -> None:
+    """It was learned within ten steps; then six hard ones come."""
+    losses = [1.5, 1.4, 1.2, 1.0, 0.9, 0.8, 0.6, 0.5] + [0.02] * 25 + [0.4] * 6 + [0.02] * 40
+    watch = Watch()
+    watch.seconds(len(losses), lambda step: (block(0, step, loss=losses[step]), block(1, step, loss=noisy(2))))
+    assert watch.told == []
+
+
 # scaler.collapse
 
 

@@ -23,13 +23,17 @@ _TO_SIGMA = 1.4826  # of a median absolute deviation, where values are normal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Timing):
-    """`sigmas` of the loss's own spread, and `rise` times its median, and `of_first` times the loss that the run began with: all must be passed."""
+    """`sigmas` of the loss's own spread, and `rise` times its median, and `of_first` times the loss that the run began with: all must be passed.
+
+    By `steps` losses in a row; and no more than the share `seldom` of those before was as high.
+    """
 
     keep_s: float = 10.0
     sigmas: float = 8.0
     rise: float = 0.5
     of_first: float = 0.25
     steps: int = 6
+    seldom: float = 0.1
 
 
 ABOUT = About(
@@ -81,7 +85,9 @@ def _risen(view: View, settings: Settings) -> list[_Risen]:
     usual = medians(before[rows, places])
     spread = medians(abs(before[rows, places] - usual[:, None])) * _TO_SIGMA
     limit = usual + np.maximum(np.maximum(settings.sigmas * spread, settings.rise * abs(usual)), margin[rows])
-    above = np.flatnonzero(lowest[rows, places] > limit)
+    as_high = np.count_nonzero(before[rows, places] >= lowest[rows, places][:, None], axis=1)
+    known = np.count_nonzero(~np.isnan(before[rows, places]), axis=1)
+    above = np.flatnonzero((lowest[rows, places] > limit) & (as_high <= settings.seldom * known))
     _, firsts = np.unique(rows[above], return_index=True)
     steps = view.loss_steps.ordered()[:, -width:]
     return [
