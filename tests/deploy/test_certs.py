@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ssl
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
+from fleet_harness import until
 
 from torch_watchdog.certificates import make_certificates
 from torch_watchdog.daemon.client import DaemonClient
@@ -19,10 +22,10 @@ EVERYWHERE = "0.0.0.0"  # TLS; a connection to it stays on this machine
 TOKEN = "t" * 43
 
 
-def daemon(folder: Path, certs: Path, **more: object) -> EmbeddedDaemon:
+def daemon(folder: Path, certs: Path, *, say: Callable[[str], None] = lambda _: None, **more: object) -> EmbeddedDaemon:
     certificate = Certificate(certificate_file=certs / "daemon.crt", key_file=certs / "daemon.key")
     known = {"listen": (f"{EVERYWHERE}:0",), "web": f"{EVERYWHERE}:0", "token": TOKEN, "certificate": certificate}
-    return EmbeddedDaemon(DaemonConfig(runs_dir=folder / "runs", **known | more), say=lambda _: None)  # type: ignore[arg-type]
+    return EmbeddedDaemon(DaemonConfig(runs_dir=folder / "runs", **known | more), say=say)  # type: ignore[arg-type]
 
 
 def test_who_trusts_the_authority_reaches_the_daemon_and_the_page(tmp_path: Path) -> None:
@@ -51,6 +54,42 @@ def test_a_wrong_certificate_is_refused_by_the_caller(tmp_path: Path, wrong: str
         client = DaemonClient(running.addresses[0], token=TOKEN, timeout_s=3, authority=(trusted / "ca.crt").read_bytes())
         with client, pytest.raises(DaemonUnreachableError):
             client.jobs()
+
+
+def served_serial(address: str) -> int:
+    """Of the certificate that a TLS port shows to a new caller."""
+    host, port = address.removeprefix("https://").rstrip("/").rsplit(":", 1)
+    return x509.load_pem_x509_certificate(ssl.get_server_certificate((host, int(port)), timeout=10).encode()).serial_number
+
+
+def test_a_renewed_certificate_is_shown_to_new_callers_and_those_who_are_there_stay(tmp_path: Path) -> None:
+    certs, said = tmp_path / "certs", list[str]()
+    make_certificates(certs, [EVERYWHERE], days=1)
+    with daemon(tmp_path, certs, say=said.append) as running:
+        with DaemonClient(running.addresses[0], token=TOKEN, authority=(certs / "ca.crt").read_bytes()) as client:
+            client.jobs()
+            before = [served_serial(address) for address in running.addresses]
+            make_certificates(certs, [EVERYWHERE], days=10)
+            renewed = x509.load_pem_x509_certificate((certs / "daemon.crt").read_bytes()).serial_number
+            assert before == [before[0]] * 2 != [renewed] * 2
+            until(lambda: [served_serial(address) for address in running.addresses] == [renewed] * 2)
+            assert client.jobs() == ()
+        with DaemonClient(running.addresses[0], token=TOKEN, authority=(certs / "ca.crt").read_bytes()) as another:
+            assert another.jobs() == ()
+    assert len([line for line in said if "was renewed and is in use" in line]) == 1
+
+
+def test_half_a_renewal_leaves_the_certificate_before_in_use_and_is_said_once(tmp_path: Path) -> None:
+    certs, said = tmp_path / "certs", list[str]()
+    make_certificates(certs, [EVERYWHERE], days=1)
+    with daemon(tmp_path, certs, say=said.append) as running:
+        before = served_serial(running.addresses[0])
+        make_certificates(tmp_path / "other", [EVERYWHERE], days=1)
+        (certs / "daemon.key").write_bytes((tmp_path / "other" / "daemon.key").read_bytes())
+        assert [served_serial(running.addresses[0]) for _ in range(3)] == [before] * 3
+        (certs / "daemon.key").unlink()
+        assert served_serial(running.addresses[0]) == before
+    assert [line for line in said if "the one before stays in use" in line] != [] and len(said) <= 2
 
 
 def test_an_authority_that_is_there_signs_the_next_certificate(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from torch_watchdog.daemon.config import Certificate
+from torch_watchdog.daemon.renewal import Renewal
 from torch_watchdog.errors import DaemonStartError
 from torch_watchdog_proto import tls
 from torch_watchdog_proto.address import split
@@ -37,10 +37,10 @@ def new_server(max_message_bytes: int) -> Any:
     return grpc.aio.server(options=options)
 
 
-def bind(server: Any, address: str, *, token: str, certificate: Certificate | None = None) -> str:
+def bind(server: Any, address: str, *, token: str, renewal: Renewal | None = None) -> str:
     """Adds the address; returns it with its real port. Raises DaemonStartError, also for a port that would ask nobody for a token."""
     path = address.removeprefix("unix:")
-    return _bind_unix(server, Path(path)) if path != address else _bind_port(server, address, token, certificate)
+    return _bind_unix(server, Path(path)) if path != address else _bind_port(server, address, token, renewal)
 
 
 def _bind_unix(server: Any, path: Path) -> str:
@@ -62,7 +62,7 @@ def _check_private(folder: Path, address: str) -> None:
         raise DaemonStartError(address, "others can enter its folder, and who reaches the socket may stop jobs", f"Run: chmod 700 {folder}")
 
 
-def _bind_port(server: Any, address: str, token: str, certificate: Certificate | None) -> str:
+def _bind_port(server: Any, address: str, token: str, renewal: Renewal | None) -> str:
     _, port = split(address)
     if not port:
         raise DaemonStartError(address, "this is no address", "Write HOST:PORT or unix:PATH")
@@ -73,13 +73,13 @@ def _bind_port(server: Any, address: str, token: str, certificate: Certificate |
             address, f"its token has {len(token)} characters, and a port that other machines reach needs {tls.MIN_TOKEN_CHARACTERS} or more",
             'Make one with `python -c "import secrets; print(secrets.token_urlsafe(32))"` and give it to all',
         )  # fmt: skip
-    return f"{address.removesuffix(port)}{_add_port(server, address, 'Is another daemon there? Pass another port, or 0 for any', token, certificate)}"
+    return f"{address.removesuffix(port)}{_add_port(server, address, 'Is another daemon there? Pass another port, or 0 for any', token, renewal)}"
 
 
-def _add_port(server: Any, address: str, advice: str, token: str = "", certificate: Certificate | None = None) -> int:
+def _add_port(server: Any, address: str, advice: str, token: str = "", renewal: Renewal | None = None) -> int:
     try:
         secure = tls.leaves_the_machine(address)
-        port = server.add_secure_port(address, _credentials(token, certificate)) if secure else server.add_insecure_port(address)
+        port = server.add_secure_port(address, _credentials(token, renewal)) if secure else server.add_insecure_port(address)
     except RuntimeError as error:  # its own words are advice for developers of gRPC
         raise DaemonStartError(address, "the port cannot be had", advice) from error
     if not port:
@@ -87,12 +87,16 @@ def _add_port(server: Any, address: str, advice: str, token: str = "", certifica
     return int(port)
 
 
-def _credentials(token: str, certificate: Certificate | None) -> Any:
-    """Raises DaemonStartError."""
-    if certificate is None:
+def _credentials(token: str, renewal: Renewal | None) -> Any:
+    if renewal is None:
         return tls.server_credentials(token)
-    try:
-        key, chain = certificate.key_file.read_bytes(), certificate.certificate_file.read_bytes()
-    except OSError as error:
-        raise DaemonStartError(str(error.filename), f"it cannot be read ({error.strerror})", "Make it with `watchdog certs`") from error
-    return grpc.ssl_server_credentials([(key, chain)])
+    version = renewal.version
+
+    def fetch() -> Any:
+        """Asked at each handshake; None: as before."""
+        nonlocal version
+        before, version = version, renewal.look()
+        return None if version == before else grpc.ssl_server_certificate_configuration([(renewal.key, renewal.chain)])
+
+    first = grpc.ssl_server_certificate_configuration([(renewal.key, renewal.chain)])
+    return grpc.dynamic_ssl_server_credentials(first, fetch)

@@ -21,6 +21,7 @@ from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.keeping import keeping
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
+from torch_watchdog.daemon.renewal import Renewal
 from torch_watchdog.daemon.services import ControlService, TelemetryService
 from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import DaemonStartError
@@ -43,6 +44,7 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     """Serves until cancelled. `listening` gets the addresses once they answer. Raises DaemonStartError where it cannot listen."""
     wake = asyncio.Event()
     clock = steady_clock()
+    renewal = None if config.certificate is None else Renewal(config.certificate, say=say)
     counters, grants = Counters(started_s=clock()), Grants(config.token, config.tokens_file, now=time.time)
     with _store(config, say) as (writer, index, store):
         async with _alerting(config, writer, store, clock, say) as alerting:
@@ -54,8 +56,8 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
                 store_away_s=lambda: 0.0 if store is None else store.mirror.away_s,
             )  # fmt: skip
             async with (
-                _serving(config, view, index, calls) as addresses,
-                _web(config, view, grants, say) as pages,
+                _serving(config, view, index, calls, renewal) as addresses,
+                _web(config, view, grants, renewal, say) as pages,
                 keeping(config, ingest, alerting, store, problem=view.ready, say=say),
             ):
                 listening((*addresses, *pages))
@@ -125,14 +127,16 @@ def _open_index(config: DaemonConfig) -> BlockIndex | None:
 
 
 @contextlib.asynccontextmanager
-async def _serving(config: DaemonConfig, view: FleetView, index: BlockIndex | None, calls: Calls) -> AsyncIterator[tuple[str, ...]]:
+async def _serving(
+    config: DaemonConfig, view: FleetView, index: BlockIndex | None, calls: Calls, renewal: Renewal | None
+) -> AsyncIterator[tuple[str, ...]]:
     server = new_server(config.max_message_bytes)
     ingest = view.ingest
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, calls), server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, calls), server)
     query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, calls, index=index), server)
     alerts_pb2_grpc.add_AlertsServicer_to_server(AlertsService(view.alerting, calls), server)
-    addresses = tuple(bind(server, address, token=config.token, certificate=config.certificate) for address in config.listen)
+    addresses = tuple(bind(server, address, token=config.token, renewal=renewal) for address in config.listen)
     await server.start()
     try:
         yield addresses
@@ -144,7 +148,9 @@ async def _serving(config: DaemonConfig, view: FleetView, index: BlockIndex | No
 
 
 @contextlib.asynccontextmanager
-async def _web(config: DaemonConfig, view: FleetView, grants: Grants, say: Callable[[str], None]) -> AsyncIterator[tuple[str, ...]]:
+async def _web(
+    config: DaemonConfig, view: FleetView, grants: Grants, renewal: Renewal | None, say: Callable[[str], None]
+) -> AsyncIterator[tuple[str, ...]]:
     """The page's URL; nothing where none is asked for."""
     if config.web is None:
         yield ()
@@ -154,15 +160,11 @@ async def _web(config: DaemonConfig, view: FleetView, grants: Grants, say: Calla
     from torch_watchdog.web.server import serving_web
 
     access = Access.by_grants(Grants(config.web_token, now=time.time) if config.web_token else grants, clock=view.clock)
-    app = make_app(view, access, tls=config.certificate is not None)
+    app = make_app(view, access, tls=renewal is not None)
     async with contextlib.AsyncExitStack() as stack:
         urls: tuple[str, ...] = ()
         try:
-            urls = (
-                await stack.enter_async_context(
-                    serving_web(app, config.web, request_s=config.web_request_s, certificate=config.certificate)
-                ),
-            )
+            urls = (await stack.enter_async_context(serving_web(app, config.web, request_s=config.web_request_s, renewal=renewal)),)
         except DaemonStartError as error:
             if not config.web_optional:
                 raise

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from torch_watchdog.daemon.config import Certificate
+from torch_watchdog.daemon.renewal import Renewal
 from torch_watchdog.errors import DaemonStartError
 from torch_watchdog_proto.address import is_loopback, split
 
@@ -26,36 +26,51 @@ _MAX_CONNECTIONS = 256
 _MAX_HEAD_BYTES = 16 << 10
 _KEEP_ALIVE_S = 30
 _STOP_S = 1
+_LOOK_FOR_RENEWAL_S = 5.0
 
 
 @contextlib.asynccontextmanager
-async def serving_web(app: Any, address: str, *, request_s: float, certificate: Certificate | None = None) -> AsyncIterator[str]:
+async def serving_web(app: Any, address: str, *, request_s: float, renewal: Renewal | None = None) -> AsyncIterator[str]:
     """Serves at HOST:PORT; gives the URL with its real port. A request must arrive whole within `request_s`. Raises DaemonStartError."""
-    listener = _listen(address, is_safe=certificate is not None)
-    server = uvicorn.Server(_config(app, request_s, certificate))
+    listener = _listen(address, is_safe=renewal is not None)
+    server = uvicorn.Server(_config(app, request_s, renewal))
     task = asyncio.create_task(server.serve(sockets=[listener]))
+    renewing = None if renewal is None else asyncio.create_task(_renewed(server.config, renewal))
     try:
-        yield f"{'http' if certificate is None else 'https'}://{address.rpartition(':')[0]}:{listener.getsockname()[1]}/"
+        yield f"{'http' if renewal is None else 'https'}://{address.rpartition(':')[0]}:{listener.getsockname()[1]}/"
     finally:
+        if renewing is not None:
+            renewing.cancel()
         server.should_exit = True
         await asyncio.wait((task,), timeout=_STOP_S + 2.0)
         task.cancel()
         listener.close()
 
 
-def _config(app: Any, request_s: float, certificate: Certificate | None) -> uvicorn.Config:
+async def _renewed(config: uvicorn.Config, renewal: Renewal) -> None:
+    """The context that the listener has takes the new pair, for every connection from then on."""
+    version = renewal.version
+    while True:
+        await asyncio.sleep(_LOOK_FOR_RENEWAL_S)
+        before, version = version, renewal.look()
+        if version != before and config.ssl is not None:
+            with contextlib.suppress(OSError):  # renewed again at this moment: the next look finds that
+                renewal.load_into(config.ssl)
+
+
+def _config(app: Any, request_s: float, renewal: Renewal | None) -> uvicorn.Config:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # paths and addresses of callers are nobody's business on the terminal
     protocol = type("Impatient", (_ImpatientProtocol,), {"request_s": request_s})
     return uvicorn.Config(
         app, http=protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False, server_header=False,
         date_header=True, limit_concurrency=_MAX_CONNECTIONS, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_STOP_S,
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES, proxy_headers=False, backlog=128, **_tls(certificate),
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES, proxy_headers=False, backlog=128, **_tls(renewal),
     )  # fmt: skip
 
 
-def _tls(certificate: Certificate | None) -> dict[str, Any]:
-    return {} if certificate is None else {"ssl_certfile": str(certificate.certificate_file), "ssl_keyfile": str(certificate.key_file)}
+def _tls(renewal: Renewal | None) -> dict[str, Any]:
+    return {} if renewal is None else {"ssl_certfile": str(renewal.certificate_file), "ssl_keyfile": str(renewal.key_file)}
 
 
 def _listen(address: str, *, is_safe: bool) -> socket.socket:
