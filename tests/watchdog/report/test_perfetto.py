@@ -9,7 +9,7 @@ import jsonschema
 from histories import INCIDENT, block, history
 
 from torch_watchdog.report.history import JobHistory, history_of
-from torch_watchdog.report.perfetto import MAX_EVENTS, thinning, trace_events, trace_metadata
+from torch_watchdog.report.perfetto import MAX_ARROWS, MAX_EVENTS, thinning, trace_events, trace_metadata
 from torch_watchdog_proto.messages import NodeReport
 
 PLACE = {"pid": {"type": "integer", "minimum": 0}, "tid": {"type": "integer", "minimum": 0}, "name": {"type": "string", "minLength": 1}}
@@ -100,6 +100,19 @@ def test_a_long_run_is_thinned_to_the_bound_keeps_the_fault_and_says_so() -> Non
     assert len(events) < 6_000
     assert "step 2999" in {event["name"] for event in events} and "step 2998" not in {event["name"] for event in events}
     assert trace_metadata(long, thinning(long, 4_000))["kept"] == "every 13. step"
+
+
+def test_a_trace_of_many_ranks_and_incidents_stays_within_its_bound_in_events_and_bytes() -> None:
+    ranks, bound = 512, 8_000
+    incidents = tuple(
+        {**INCIDENT, "id": str(step), "step": step, "origin": {"rank": step}, "ranks_affected": list(range(ranks))} for step in range(60)
+    )
+    events = events_of(history(64, ranks=ranks, incidents=incidents), bound)
+    names = 2 * ranks + ranks // 2 + 1
+    assert len(events) <= bound + names + 5 * MAX_ARROWS
+    assert {f"step {step}" for step in range(60)} <= {event["name"].partition(",")[0] for event in events if event["ph"] == "X"}
+    mean_bytes = sum(len(json.dumps(event, separators=(",", ":"))) for event in events) / len(events)
+    assert mean_bytes * MAX_EVENTS < 80e6, "what viewers are told to open is larger than they open"
 
 
 def test_attempts_are_processes_of_their_own() -> None:

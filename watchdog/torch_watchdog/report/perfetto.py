@@ -19,17 +19,20 @@ from torch_watchdog.report.steps import Batch, RankTrack
 __all__ = ["MAX_EVENTS", "Thinning", "thinning", "trace_events", "trace_metadata"]
 
 MAX_EVENTS = 400_000  # some 60 MB: both viewers still open it
-MAX_VICTIMS = 256  # arrows beyond that are a hairball
+MAX_VICTIMS = 256  # of one incident: arrows beyond that are a hairball
+MAX_ARROWS = 4_096  # of all incidents
+MAX_INCIDENTS = 1_000
 _INSTANT_US = 1_000.0
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinning:
-    """Every `stride`-th step is told, with its phases or without; steps that an incident names always are."""
+    """Every `stride`-th step is told, with its phases or without; steps that an incident names always are: of all ranks, or of the one that it began at."""
 
     stride: int
     phases: bool
+    named_of_all: bool = True
 
     @property
     def words(self) -> str:
@@ -42,10 +45,12 @@ def thinning(history: JobHistory, max_events: int = MAX_EVENTS) -> Thinning:
     """The most that fits."""
     steps = sum(len(track.time_ns) for track in history.tracks)
     phases = 3 * sum(len(track.batches) for track in history.tracks)
-    counters = 3 * steps
+    counters = 3 * steps + 3 * sum(len(gpu.samples) for gpu in history.gpus.values())
     if steps + counters + phases <= max_events:
         return Thinning(stride=1, phases=True)
-    return Thinning(stride=max(1, math.ceil((steps + counters) / max_events)), phases=False)
+    named = 7 * len(history.ranks) * len({_named_step(found) for found in history.incidents})
+    stride = max(1, math.ceil((steps + counters) / max_events))
+    return Thinning(stride=stride, phases=False, named_of_all=named <= max_events // 4)
 
 
 def trace_metadata(history: JobHistory, kept: Thinning) -> dict[str, Any]:
@@ -57,12 +62,26 @@ def trace_events(history: JobHistory, kept: Thinning) -> Iterator[Event]:
     """Names of the tracks first, then each rank's slices in order, then GPUs, incidents and their arrows."""
     places = _Places(history)
     yield from places.names()
-    named = {(found.get("attempt", 0), found.get("step")) for found in history.incidents}
+    incidents = history.incidents[:MAX_INCIDENTS]
     for track in history.tracks:
-        yield from _steps(track, places, kept, {step for attempt, step in named if attempt == track.attempt and step is not None})
+        named = {
+            step
+            for found in incidents
+            for attempt, step in (_named_step(found),)
+            if attempt == track.attempt and step is not None and (kept.named_of_all or _origin(found) == track.rank)
+        }
+        yield from _steps(track, places, kept, named)
     yield from _gpus(history, places, kept)
-    for found in history.incidents:
-        yield from _incident(found, places)
+    for found in incidents:
+        yield from _incident(found, places, min(MAX_VICTIMS, MAX_ARROWS // len(incidents)))
+
+
+def _named_step(found: Mapping[str, Any]) -> tuple[int, int | None]:
+    return found.get("attempt", 0), found.get("step")
+
+
+def _origin(found: Mapping[str, Any]) -> int | None:
+    return (found.get("origin") or {}).get("rank")
 
 
 def _epoch_ns(history: JobHistory) -> int:
@@ -185,10 +204,10 @@ def _gpus(history: JobHistory, places: _Places, kept: Thinning) -> Iterator[Even
                     yield _counter(f"GPU {sample.index} {name}", pid, places.us(sample.time_ns), value)
 
 
-def _incident(found: Mapping[str, Any], places: _Places) -> Iterator[Event]:
+def _incident(found: Mapping[str, Any], places: _Places, max_victims: int) -> Iterator[Event]:
     """An instant, a slice to hang arrows on, and an arrow to each rank that it reached."""
     time_ns, attempt = _time_ns(found), found.get("attempt", 0)
-    rank = (found.get("origin") or {}).get("rank")
+    rank = _origin(found)
     if time_ns is None:
         return
     begin_us, kind = places.us(time_ns), one_line(str(found.get("kind", "?")))
@@ -200,7 +219,7 @@ def _incident(found: Mapping[str, Any], places: _Places) -> Iterator[Event]:
     yield {"ph": "i", "s": "t", "name": kind, "cat": "incident", **place, "ts": begin_us, "args": arguments}
     seconds = (found.get("action") or {}).get("seconds_to_stop")
     yield _slice(kind, "incident", place, begin_us, begin_us + max(_INSTANT_US, (seconds or 0) * 1e6), arguments)
-    for victim in (found.get("ranks_affected") or ())[:MAX_VICTIMS]:
+    for victim in (found.get("ranks_affected") or ())[:max_victims]:
         if places.knows(attempt, victim):
             yield from _arrow(f"{attempt}.{found.get('id')}.{victim}", kind, rank, place, places.of(attempt, victim), begin_us)
 
