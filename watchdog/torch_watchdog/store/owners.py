@@ -1,7 +1,8 @@
 """Which daemon decides for which run, where several share a store.
 
 Owns the claims. A daemon counts its beat up in the database; one whose beat has not moved for `LEASE_S`, as another sees it by its own clock, is gone,
-and its runs may be taken. So clocks of two machines are never compared. Knows nothing of jobs but their names.
+and its runs may be taken. So clocks of two machines are never compared. Silence counts only while this daemon itself reaches the database: what all
+have missed is nobody's death. Knows nothing of jobs but their names.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ class Owners:
         self._database, self._me, self._clock, self._now, self._lease_s = database, me, clock, now, lease_s
         self._seen: dict[str, tuple[int, float]] = {}  # daemon -> its beat, and when it last moved
         self._number = 0
+        self._beaten_s = clock()
 
     def beat(self, held: Collection[str]) -> Beat:
         """Says that this daemon is there; `held` are the runs that it decides for. Raises StoreError."""
+        if self._clock() - self._beaten_s > self._lease_s / 2:
+            self._seen.clear()  # the database was away, or we were: the others get a whole lease to be heard in
         with self._database.transaction() as connection:
             self._number = max(self._number, connection.scalar(sa.select(DAEMONS.c.beat).where(DAEMONS.c.name == self._me)) or 0) + 1
             connection.execute(upsert(connection, DAEMONS, {"name": self._me, "beat": self._number}, ("beat",)))
@@ -48,6 +52,7 @@ class Owners:
                 if owners.get(name) == self._me:
                     connection.execute(RUNS.update().where(RUNS.c.name == name).values(seen_s=self._now()))
             gone = self._gone(beats, set(owners.values()))
+        self._beaten_s = self._clock()
         orphans = {name: owner for name, owner in owners.items() if owner in gone}
         return Beat(lost=frozenset(name for name in held if owners.get(name) != self._me), orphans=orphans)
 
