@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 import click
 
 from torch_watchdog.launch.say import say
-from torch_watchdog.replay.plan import MISLEADING, environment_of, script_of
+from torch_watchdog.replay.plan import doubts, environment_of, script_of
 
 __all__ = ["command"]
 
@@ -33,8 +34,8 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
         raise click.UsageError("no script can be told from the launch of this bundle: say it after --, as `-- python train.py`")
     script = (sys.executable, *script) if script[0].endswith(".py") else script
     say(f"replay of {bundle.name} on the {'GPU' if cuda else 'CPU'}: {' '.join(script)[:200]}")
-    if not cuda:
-        say(MISLEADING)
+    for doubt in () if cuda else doubts(ops=_learned_ops(bundle), not_finite=_not_finite(bundle)):
+        say(f"on the CPU: {doubt}")
     with tempfile.TemporaryDirectory(prefix="torch-watchdog-replay-") as folder:
         ours = ["--policy", "observe", "--dir", folder, "run", "--replay", str(bundle.absolute()), "--", *script]
         done = subprocess.run(
@@ -50,6 +51,31 @@ def _recorded_command(bundle: Path) -> Sequence[str]:
         return [str(word) for word in record["command"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+
+
+def _learned_ops(bundle: Path) -> set[str]:
+    """Of the contract of the rank that the bundle is named for, beside it in its run directory."""
+    rank = bundle.name.partition("-")[2].partition(".")[0].partition("-")[0]
+    try:
+        contract = json.loads((bundle.absolute().parent.parent / "contract" / f"rank-{rank}.json").read_text(encoding="utf-8"))
+        return {str(row["op"]) for row in (*contract["guarded"], *contract["opaque"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _not_finite(bundle: Path) -> list[str]:
+    """Tensors of the batch with NaN or infinity in them, as far as numpy knows their dtype."""
+    found = []
+    try:
+        numpy = importlib.import_module("numpy")
+        with importlib.import_module("safetensors").safe_open(bundle, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118 - it is no mapping
+                tensor = file.get_tensor(key)
+                if tensor.dtype.kind == "f" and not numpy.isfinite(tensor).all():
+                    found.append(key)
+    except Exception:  # noqa: BLE001 - safetensors raises its own error for a torn file, numpy others for a dtype that it does not know
+        return found
+    return found
 
 
 def _free_port() -> int:

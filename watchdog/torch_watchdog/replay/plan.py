@@ -5,14 +5,24 @@ Owns the command and its environment. Pure: words and mappings in, words and map
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["MISLEADING", "environment_of", "script_of"]
+__all__ = ["doubts", "environment_of", "script_of"]
 
-MISLEADING = (
-    "on the CPU some faults look different or do not show: ctc_loss with a label past the classes, NaN cast to an integer, "
-    "and what only fails on a second device"
-)
+_ALWAYS = "what only fails on a second device, as a tensor that was left on another one, cannot fail on the CPU"
+_CTC = "ctc_loss is in this training: for a label past the classes a GPU reports nothing and computes garbage, the CPU may pass it, raise, or end the process"
+
+
+def doubts(*, ops: Collection[str], not_finite: Sequence[str]) -> tuple[str, ...]:
+    """Where the CPU may tell another story than the GPU did. `ops`: of the contract that the rank had learned; `not_finite`: tensors of the batch that
+    hold NaN or infinity."""
+    found = [_CTC] if any("ctc" in op for op in ops) else []
+    if not_finite:
+        found.append(
+            f"{', '.join(not_finite[:4])} holds NaN or infinity: cast to an integer that is the smallest one on the CPU, 0 or garbage on a GPU, "
+            "so that an index made of it can fail on the one and pass on the other"
+        )
+    return (*found, _ALWAYS)
 
 
 def script_of(command: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,57 @@
+"""`watchdog replay`: what it says before it runs, and in which environment the script runs. The script here trains nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+SHOWN = ("WORLD_SIZE", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES")
+SCRIPT = f"import json, os, sys\nprint(json.dumps([os.environ.get(name) for name in {SHOWN}]))\nsys.exit(int(sys.argv[1]))\n"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Of rank 3 in a run whose model has a ctc_loss; one tensor holds a NaN."""
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "contract").mkdir()
+    (tmp_path / "contract" / "rank-3.json").write_text(json.dumps({"guarded": [{"op": "ctc_loss"}], "opaque": []}))
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "job.json").write_text(json.dumps({"command": ["torchrun", "--nproc-per-node", "4", str(tmp_path / "train.py"), "7"]}))
+    path = tmp_path / "bundles" / "0-3-step-12.safetensors"
+    save_file({"age": numpy.array([1.0, numpy.nan], dtype=numpy.float32), "ids": numpy.array([1, 2])}, path)
+    return path
+
+
+def replayed(*words: object) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in SHOWN and not name.startswith("TORCH_WATCHDOG")}
+    return subprocess.run(
+        [sys.executable, "-m", "torch_watchdog.cli", "replay", *map(str, words)], env=kept, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_on_the_cpu_it_says_where_that_may_mislead_and_ends_as_the_script_does(bundle: Path) -> None:
+    done = replayed(bundle)
+    assert done.returncode == 7, done.stderr
+    assert json.loads(done.stdout) == ["1", None, ""]
+    told = [line for line in done.stderr.splitlines() if line.startswith("[torch-watchdog] on the CPU: ")]
+    assert len(told) == 3
+    assert "ctc_loss" in told[0] and "age holds NaN" in told[1] and "second device" in told[2]
+
+
+def test_with_cuda_every_kernel_is_waited_for_and_nothing_is_doubted(bundle: Path) -> None:
+    done = replayed("--cuda", bundle, "--", bundle.parent.parent / "train.py", 5)
+    assert done.returncode == 5, done.stderr
+    assert json.loads(done.stdout) == ["1", "1", None]
+    assert "on the CPU" not in done.stderr
+
+
+def test_a_torn_file_is_no_reason_to_stay_silent(bundle: Path) -> None:
+    bundle.write_bytes(bundle.read_bytes()[:20])
+    assert "second device" in replayed(bundle).stderr
