@@ -126,6 +126,16 @@ def test_another_replica_saves_where_the_first_cannot() -> None:
     assert run.ended[0].reason == "nothing was saved: rank 2 ended while it saved"
 
 
+def test_no_second_rank_writes_under_the_name_that_a_slow_one_still_writes_under() -> None:
+    run = Run()
+    run.fail(1)
+    run.freed(0)
+    run.freed(2)
+    run.wait(60)
+    assert run.ended[0].reason == "nothing was saved: rank 0 did not save in time"
+    assert Rescue not in run.kinds(2)
+
+
 def test_a_state_with_nan_is_written_and_never_called_good() -> None:
     run = Run(world=2)
     run.fail(1)

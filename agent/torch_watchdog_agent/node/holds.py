@@ -1,6 +1,6 @@
-"""The keepers of this node that hold their launcher back, and the files that let them go.
+"""The keepers of this node that hold their launcher back, the files that let them go, and the ranks that were freed and wait for a word.
 
-Owns those files. Lets every keeper go where the daemon, who decides, has been away for a moment: a launcher must never wait for nobody.
+Owns those files. Lets all of them go where the daemon, who decides, has been away for a moment: nobody must wait for nobody.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from torch_watchdog_agent.holdback import released_file
+from torch_watchdog_proto.envelopes import TellRank
+from torch_watchdog_proto.messages import Leave
 
-__all__ = ["LOST_PATIENCE_S", "Holds"]
+__all__ = ["Holds"]
 
 LOST_PATIENCE_S = 3.0
 
@@ -21,6 +23,7 @@ class Holds:
     def __init__(self, runtime_dir: Path) -> None:
         self._runtime_dir = runtime_dir
         self._held: set[tuple[int, int]] = set()  # (attempt, rank)
+        self._freed: dict[tuple[int, int], int] = {}  # the same -> number of the rescue
 
     def ended(self, attempt: int, rank: int) -> None:
         """A rank has ended; its keeper may be waiting."""
@@ -32,8 +35,15 @@ class Holds:
         with suppress(OSError):
             released_file(self._runtime_dir, attempt=attempt, rank=rank).touch(mode=0o600)
 
-    def without_a_daemon(self, lost_s: float) -> None:
-        """`lost_s`: for how long nobody has been there who could release anyone."""
-        if lost_s >= LOST_PATIENCE_S:
-            for attempt, rank in tuple(self._held):
-                self.release(attempt, rank)
+    def freed(self, attempt: int, rank: int, generation: int) -> None:
+        """A rank was told to come free: it waits for its next word, for as long as a save may take."""
+        self._freed[attempt, rank] = generation
+
+    def without_a_daemon(self, lost_s: float) -> tuple[TellRank, ...]:
+        """`lost_s`: for how long nobody has been there who could release anyone. What to tell the ranks."""
+        if lost_s < LOST_PATIENCE_S:
+            return ()
+        for attempt, rank in tuple(self._held):
+            self.release(attempt, rank)
+        freed, self._freed = self._freed, {}
+        return tuple(TellRank(attempt=attempt, rank=rank, order=Leave(generation=number)) for (attempt, rank), number in freed.items())

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
-from torch_watchdog_agent.node.holds import LOST_PATIENCE_S, Holds
+from torch_watchdog_agent.node.holds import Holds
 from torch_watchdog_agent.node.lastwords import LastWords
 from torch_watchdog_agent.node.logs import RankLogs
 from torch_watchdog_agent.node.memory import OomKills
@@ -26,7 +26,7 @@ from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_agent.node.rings import RingFolder, RingNews
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
-from torch_watchdog_proto.messages import GpuSample, Leave, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
+from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
 from torch_watchdog_proto.record import Note
 from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked, Release
 
@@ -56,7 +56,6 @@ class NodeWork:
         self._events: list[RankEvent] = []
         self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
         self._silent: set[tuple[int, int]] = set()  # (attempt, rank): asked where it is, and no answer yet
-        self._freed: dict[tuple[int, int], Free] = {}  # (attempt, rank) -> by which order
         self._order = 0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -111,15 +110,8 @@ class NodeWork:
         if isinstance(tell.order, Look):
             self._tell_state(tell.attempt, tell.rank)
         if isinstance(tell.order, Free):
-            self._freed[tell.attempt, tell.rank] = tell.order
+            self._holds.freed(tell.attempt, tell.rank, tell.order.generation)
         self._relay.tell(tell)
-
-    def _let_go_without_a_daemon(self) -> None:
-        """Ranks that were freed wait for its next word, for as long as a save may take: where it is gone, there is none."""
-        if self._link.lost_s() >= LOST_PATIENCE_S:
-            for (attempt, rank), free in self._freed.items():
-                self._relay.tell(TellRank(attempt=attempt, rank=rank, order=Leave(generation=free.generation)))
-            self._freed.clear()
 
     def _tell_state(self, attempt: int, rank: int) -> None:
         """A process that is stopped cannot answer: the kernel's word for it goes beside the answers of those that can."""
@@ -202,8 +194,8 @@ class NodeWork:
 
     def _poll(self) -> bool:
         """One look at everything; reports what is new. False where nothing was."""
-        self._holds.without_a_daemon(self._link.lost_s())
-        self._let_go_without_a_daemon()
+        for tell in self._holds.without_a_daemon(self._link.lost_s()):
+            self._relay.tell(tell)
         news = self._rings.poll()
         for one in news:
             self._meet(one.header.pid, one.header.attempt, one.header.rank)

@@ -240,7 +240,8 @@ class RescueCoordinator:
             return self._go_on(now)
         if self.next_deadline is None or now < self._deadline:
             return ()
-        return self._try_next(f"rank {self._saver} did not save in time", now)
+        # No other may begin under the same name while this one still writes; and the time that was asked for is over.
+        return self._end(f"nothing was saved: rank {self._saver} did not save in time", None, now)
 
     def _end(self, reason: str, checkpoint: CheckpointFact | None, now: float) -> tuple[Effect, ...]:
         self.state = "over"

@@ -8,6 +8,8 @@ from torch_watchdog_agent.holdback import released_file
 from torch_watchdog_agent.node.holds import LOST_PATIENCE_S, Holds
 from torch_watchdog_agent.node.logs import RankLogs
 from torch_watchdog_agent.node.memory import OomKills
+from torch_watchdog_proto.envelopes import TellRank
+from torch_watchdog_proto.messages import Leave
 
 
 def test_keepers_go_when_the_daemon_has_been_away_for_a_moment(tmp_path: Path) -> None:
@@ -17,6 +19,14 @@ def test_keepers_go_when_the_daemon_has_been_away_for_a_moment(tmp_path: Path) -
     assert not file.exists()
     holds.without_a_daemon(LOST_PATIENCE_S)
     assert file.exists()
+
+
+def test_ranks_that_were_freed_are_let_go_once_when_nobody_is_left_to_tell_them_more(tmp_path: Path) -> None:
+    holds = Holds(tmp_path)
+    holds.freed(1, 3, generation=7)
+    assert holds.without_a_daemon(LOST_PATIENCE_S / 2) == ()
+    assert holds.without_a_daemon(LOST_PATIENCE_S) == (TellRank(attempt=1, rank=3, order=Leave(generation=7)),)
+    assert holds.without_a_daemon(LOST_PATIENCE_S) == ()
 
 
 def test_only_what_is_new_and_telling_is_read_and_never_an_earlier_attempts(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""The rank's half of a rescue where the machine gives no thread, and where a save that an order had begun is still under way."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.rescue.rescuer import Rescuer
+from torch_watchdog_proto.messages import Leave
+from torch_watchdog_proto.rescue_words import Free, Freed
+
+FREE = Free(generation=7, reason="rank 1: it fell", exit_code=3)
+
+
+class Rank:
+    """What a rescuer knows of its rank; no socket, no ring."""
+
+    def __init__(self, folder: Path) -> None:
+        self.identity = SimpleNamespace(rank=0, world_size=2)
+        self.config = SimpleNamespace(run_dir=str(folder), resume=None, device_gate=False, policy="stop")
+        self.loop = Loop()
+        self.loop.resumed(5)
+        empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())
+        self.subjects = SimpleNamespace(now=lambda: empty, schedulers=tuple)
+        self.history = SimpleNamespace(flush=lambda **_: None)
+        self.saver = Saver()
+        self.told: list[Any] = []
+        self.heard = threading.Event()
+
+    def say(self, line: str) -> None:
+        pass
+
+    def tell(self, message: Any) -> bool:
+        self.told.append((message, self.saver.ended))
+        self.heard.set()
+        return True
+
+
+class Saver:
+    """Busy until it has been looked at twice."""
+
+    def __init__(self, looks: int = 0) -> None:
+        self.left = looks
+
+    @property
+    def ended(self) -> bool:
+        return self.left <= 0
+
+    @property
+    def busy(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_without_a_thread_the_rank_comes_free_at_once_and_says_that_it_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rank = Rank(tmp_path)
+    rescuer = Rescuer(rank, leave=lambda: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert rescuer.takes(FREE)
+    ((freed, _),) = rank.told
+    assert isinstance(freed, Freed)
+    assert (freed.holds, freed.updates_applied) == ("nothing", 5)
+    assert "can't start new thread" in freed.why
+    with pytest.raises(SystemExit) as left:
+        rescuer.at_boundary(in_window=False)
+    assert left.value.code == 3
+
+
+def test_a_save_that_an_order_had_begun_ends_before_the_rescue_may_write_under_its_name(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.saver = Saver(looks=2)
+    rescuer = Rescuer(rank, leave=lambda: None)  # type: ignore[arg-type]
+    rescuer.at_boundary(in_window=False)
+    assert rescuer.takes(FREE)
+    assert rank.heard.wait(20)
+    ((freed, save_had_ended),) = rank.told
+    assert isinstance(freed, Freed) and save_had_ended
+    assert rescuer.takes(Leave(generation=7))
