@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def test_ranks_that_wait_in_different_collectives_are_told_apart(tmp_path: Path,
     """Found by the standstill, or by what the ranks say when their process group gives up before that."""
     run = failed(tmp_path, "--fault", fault, "--timeout", timeout_s)
     (incident,) = run.incidents
-    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (75, "rank.desync", 1), run.err
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (65, "rank.desync", 1), run.err
     assert "it has called" in incident["summary"] and re.search(r"rank 1: barrier at \S*failing.py:\d+", incident["cause"])
     assert saved_as_after_an_update(run, incident)
     assert (run.run_dir / "incidents" / incident["id"] / "stacks.txt").read_text()
@@ -99,6 +100,15 @@ def test_sharded_parameters_are_not_called_whole(tmp_path: Path) -> None:
     (incident,) = run.incidents
     assert (run.code, incident["origin"]["rank"], incident["action"]["checkpoint"]) == (1, 1, None)
     assert "shards the parameters" in incident["cause"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a namespace of processes needs root")
+def test_a_wrapper_that_is_the_first_process_of_its_container_rescues_too(tmp_path: Path) -> None:
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    run = launch(tmp_path, [*inside, *watchdog(), *torchrun(*script("failing.py", "--fault", "kill"))])
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (1, "rank.died", 1), run.err
+    assert saved_as_after_an_update(run, incident)
 
 
 def test_a_restart_of_the_launcher_begins_a_new_attempt(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Shaped(nn.Module):
 
 def fail(how: str) -> None:
     if how == "raise":
+        say(f"rank {dist.get_rank()} raises {time.time_ns()}")
         raise ValueError("a fault of the script's own")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch_watchdog.job.hangs import ANSWER_S, SHORTEST_S, HangWatch, Hung
+from torch_watchdog.job.standstill import AWAY
 from torch_watchdog_proto.rescue_words import GroupCalls, Looked
 
 STACK = '  File "/x/train.py", line 7, in main\n    while True:\n'
@@ -86,6 +87,23 @@ def test_progress_begins_anew() -> None:
     run.watch.progressed(run.now)
     verdict = run.look(waits=(0,), stopped=(1,))
     assert verdict is None or not verdict.sure
+
+
+def test_all_ranks_of_a_node_that_cannot_be_reached_are_named_and_nobody_says_it_was_their_code() -> None:
+    run = Run()
+    for sure in (False, True):
+        run.now = run.watch.deadline or 0.0
+        run.generation += 1
+        run.watch.asked(frozenset({0, 1, 2, 3}), run.generation, run.now)
+        for rank in (0, 1):
+            run.watch.answered(Looked(rank=rank, generation=run.generation, waits=True, stack=STACK, timeout_s=600.0))
+        for rank in (2, 3):
+            run.watch.state(rank, AWAY)
+        run.now += ANSWER_S
+        verdict = run.watch.verdict(run.now)
+        assert verdict is not None
+        assert (verdict.ranks, verdict.waiting, verdict.sure) == ((2, 3), (0, 1), sure)
+        assert verdict.why.startswith("its node cannot be reached")
 
 
 def test_what_was_read_from_outside_says_where_a_silent_rank_is() -> None:

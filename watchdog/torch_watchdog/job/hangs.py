@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from torch_watchdog.job.standstill import Place, Split, elsewhere, silence, split
+from torch_watchdog.job.standstill import AWAY, Place, Split, elsewhere, silence, split
 from torch_watchdog_proto.rescue_words import Looked
 
 __all__ = ["HangWatch", "Hung"]
@@ -99,7 +99,7 @@ class HangWatch:
             return None
         stood_s = now - self._last
         self._asked_at, asked_before = None, self._stopped_before
-        self._stopped_before = frozenset(rank for rank in self._asked if self._states.get(rank) == "T")
+        self._stopped_before = frozenset(rank for rank in self._asked if self._states.get(rank) in ("T", AWAY))
         self._ask_again_at = now + self._unusual_s() / 2
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
         late = sorted(self._asked - set(waiting))
@@ -109,9 +109,9 @@ class HangWatch:
             return self._judge_split(split([Place.of(answer) for answer in self._answers.values()]), stood_s)
         rank = late[0] if not self._stopped_before else min(self._stopped_before)
         sure = rank in self._stopped_before and rank in asked_before
-        return self._told_once(
-            Hung(ranks=(rank,), why=self._why(rank, stood_s), waiting=waiting, sure=sure, stacks=self._stacks()), stood_s
-        )
+        away = tuple(one for one in late if self._states.get(one) == AWAY)
+        ranks = away if rank in away else (rank,)
+        return self._told_once(Hung(ranks=ranks, why=self._why(rank, stood_s), waiting=waiting, sure=sure, stacks=self._stacks()), stood_s)
 
     def _judge_split(self, found: Split | None, stood_s: float) -> Hung | None:
         """All wait. What was so at two looks, and computes nothing meanwhile, will not come right by itself."""
@@ -138,7 +138,7 @@ class HangWatch:
     def _why(self, rank: int, stood_s: float) -> str:
         since = self._since(stood_s)
         answer = self._answers.get(rank)
-        if answer is None or self._states.get(rank) == "T":
+        if answer is None or self._states.get(rank) in ("T", AWAY):
             return f"{silence(self._states.get(rank, '?'), self._outside.get(rank, ''))}; {since}"
         return f"{elsewhere(answer)}; {since}"
 

@@ -37,6 +37,7 @@ from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.pace import PaceWatch
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.job.rescues import Rescues
+from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, signal_name
 from torch_watchdog.rules.xid import XidCode
@@ -91,7 +92,8 @@ class Job:
         self._left_code: int | None = None  # of the one that ranks have left on
         self._last_closed: stop.Closed | None = None
         self._log = EventLog(events)
-        self._stacks, self._hung = "", False
+        self._stacks = ""
+        self._stood_code: int | None = None  # of a standstill that the job ended for
         self._lost_records = 0
         self._dropped: dict[str, int] = {}  # node -> reports
 
@@ -285,6 +287,7 @@ class Job:
             alive = self._ranks_in_training() - {rank.rank}
             self._failures.asked(alive)
             yield from self._ask(alive)[1]
+            self._say_who_is_away(alive)
         yield from self._rescue(rank.rank, failed.text, now, victim=self._failures.is_victim(rank.pid))
 
     def _ranks_in_training(self) -> frozenset[int]:
@@ -378,7 +381,7 @@ class Job:
         self._rescues, self._first = self._new_rescues(), None
         self._wanted, self._order_open, self._last_closed, self._preempted = None, False, None, False
         self._leave_codes, self._left_code, self._why_given_up = {}, None, None
-        self._hangs, self._hung = HangWatch(), False
+        self._hangs, self._stood_code = HangWatch(), None
         self._health.begin_attempt()
         self._casebook.begin_attempt(attempt)
         return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {attempt}"),)
@@ -400,6 +403,12 @@ class Job:
         failed = RankFailed(rank=rank, reason=f"rank {rank}: {reason}", generation=generation, victim=victim)
         return self._tell_each(self._rescues.failed(failed, now))
 
+    def _say_who_is_away(self, ranks: frozenset[int]) -> None:
+        for rank in ranks:
+            if self._ranks[rank].node in self._away:
+                self._hangs.state(rank, AWAY)
+                self._failures.state(rank, AWAY)
+
     def _watch_standstill(self, now: float) -> Iterable[Effect]:
         """Asks the ranks where they are once no step has come for unusually long, and frees them from one that will not come."""
         alive = self._ranks_in_training()
@@ -408,6 +417,7 @@ class Job:
         if self._hangs.should_ask(now):
             generation, questions = self._ask(alive)
             self._hangs.asked(alive, generation, now)
+            self._say_who_is_away(alive)
             return questions
         hung = self._hangs.verdict(now)
         return () if hung is None else self._on_hung(hung, now)
@@ -540,7 +550,7 @@ class Job:
         first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):
-            changed = None if rescue is None else self._casebook.rescued(rescue, exit_code=m.EXIT_MACHINE if self._hung else None)
+            changed = None if rescue is None else self._casebook.rescued(rescue, exit_code=self._stood_code)
             effects += [WriteIncident(incident=changed, contract_of_rank=None)] if changed is not None else []
             effects += self._tell_each(self._rescues.judged(self._first, now=now))
             self._first = None
@@ -549,7 +559,8 @@ class Job:
     def _name(self, first: FirstFailure, now: float) -> list[Effect]:
         """The incident at once: who is on call must not wait for the others' saving."""
         self._first = first
-        self._hung = self._hung or any(end.hung for end in first.culprits)
+        if any(end.hung for end in first.culprits):
+            self._stood_code = m.EXIT_BAD_DATA if first.culprits[0].desync else m.EXIT_MACHINE
         changed, is_new = self._casebook.failed(first, self._ranks, now)
         told: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
         if any(end.hung for end in first.culprits):
@@ -566,8 +577,8 @@ class Job:
         if self._left_code is not None:
             return self._left_code  # the order was given up, but not before ranks had left on it: their keepers say 0
         failed = any(goodbye is not None and goodbye.exit_code != 0 for goodbye in self._nodes.values())
-        if failed and self._hung and self.policy != "observe":
-            return m.EXIT_MACHINE
+        if failed and self._stood_code is not None and self.policy != "observe":
+            return self._stood_code
         if failed and self._casebook.prevented_bad_batch():
             return m.EXIT_BAD_DATA
         return self._health.exit_code if failed and self.policy != "observe" else None

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from torch_watchdog_proto.rescue_words import Failed, GroupCalls, Looked
 
-__all__ = ["Place", "Split", "elsewhere", "silence", "split"]
+__all__ = ["AWAY", "Place", "Split", "elsewhere", "silence", "split"]
+
+AWAY = "away"  # in the place of the kernel's word for a process whose node cannot be reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,11 @@ def elsewhere(looked: Looked) -> str:
 
 
 def silence(state: str, stack: str) -> str:
-    """Of a rank that does not answer. `state`: the kernel's word for its process; `stack`: as it was read from outside, innermost first, or ""."""
+    """Of a rank that does not answer. `state`: the kernel's word for its process, or AWAY; `stack`: as it was read from outside, innermost first, or ""."""
     if state == "T":
         return "its process is stopped (SIGSTOP)"
+    if state == AWAY:
+        return "its node cannot be reached: the network between, or the machine, is gone"
     return "it does not answer: native code holds the interpreter's lock" + (
         f", in {stack.strip().splitlines()[0]}" if stack.strip() else ""
     )
