@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch_watchdog.job.phases import phase_in
 from torch_watchdog_proto.rescue_words import Failed, GroupCalls, Looked
 
 __all__ = ["AWAY", "Place", "Split", "elsewhere", "silence", "split"]
@@ -54,7 +55,8 @@ def split(places: Sequence[Place]) -> Split | None:
 def elsewhere(looked: Looked) -> str:
     """What a rank does that is in no collective."""
     lines = [line.strip() for line in looked.stack.splitlines() if line.strip().startswith("File ")]
-    return f"it is not in a collective, but in {lines[-1] if lines else 'unknown code'}"
+    place, phase = lines[-1] if lines else "unknown code", phase_in(looked.stack)
+    return f"it is not in a collective, but in {place}" if phase is None else f"it is not in a collective: it {phase}, in {place}"
 
 
 def silence(state: str, stack: str) -> str:

@@ -33,7 +33,7 @@ class Settings(Timing):
     rise: float = 0.5
     of_first: float = 0.25
     steps: int = 6
-    seldom: float = 0.1
+    seldom: float = 0.15
 
 
 ABOUT = About(
