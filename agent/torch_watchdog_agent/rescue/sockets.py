@@ -1,8 +1,9 @@
 """The connections of this process's gloo groups, so that a rank that waits in one of their collectives can be freed.
 
 gloo itself has no way: aborting, destroying and shutting down its groups return at once and free nobody until the peer's process ends. Shutting down
-the rank's own connections ends its wait with an error. Owns the list of those connections, found by what appears while a group is made. Knows no
-torch: a socket of the job's store, or of the user's, is never touched.
+the rank's own connections ends its wait with an error. Owns the list of those connections: what appears while a group is made, and is polled by the
+same epoll as a listening socket, as gloo has it. Knows no torch: a socket of the job's store, or one that another thread of the user's opens in the
+same moment, is never touched.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 __all__ = ["made_here", "shut_down_all"]
 
@@ -25,7 +27,9 @@ def made_here() -> Iterator[None]:
     try:
         yield
     finally:
-        _known.update({fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode and _is_of_a_group(fd)})
+        polled = _polled_beside_a_listener()
+        new = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
+        _known.update({fd: inode for fd, inode in new.items() if fd in polled and _is_of_a_group(fd)})
 
 
 def shut_down_all() -> int:
@@ -46,6 +50,25 @@ def _sockets() -> dict[int, int]:
             if stat.S_ISSOCK(status.st_mode):
                 found[int(name)] = status.st_ino
     return found
+
+
+def _polled_beside_a_listener() -> set[int]:
+    """Each of gloo's devices has one loop: its epoll holds the socket that peers connect to and every connection. A client's has no listener in it."""
+    found: set[int] = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers are wanted, not paths
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
+                polled = [
+                    int(line.split()[1]) for line in Path(f"/proc/self/fdinfo/{name}").read_text().splitlines() if line.startswith("tfd:")
+                ]
+                found.update(polled if any(map(_listens, polled)) else ())
+    return found
+
+
+def _listens(fd: int) -> bool:
+    with suppress(OSError), _opened(fd, os.fstat(fd).st_ino) as connection:
+        return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    return False
 
 
 def _is_of_a_group(fd: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import threading
 from types import SimpleNamespace
@@ -62,20 +64,25 @@ def test_the_first_of_a_chain_is_the_failure(work: object, text: str, count: int
 
 
 def test_only_the_connections_of_a_group_are_shut_down() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        users = socket.create_connection(server.getsockname())
+    """gloo polls its connections together with the socket that peers connect to; what a user opens while a group is made is not among them."""
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        loops = [opened.enter_context(select.epoll()) for _ in range(2)]
         with sockets.made_here():
-            groups = socket.create_connection(server.getsockname())
-        far = [server.accept()[0] for _ in range(2)]
+            groups, users, polled = (opened.enter_context(socket.create_connection(server.getsockname())) for _ in range(3))
+            loops[0].register(listener)
+            loops[0].register(groups)
+            loops[1].register(polled)  # as a client's own loop has it
+        far = [opened.enter_context(server.accept()[0]) for _ in range(3)]
         waiting = threading.Thread(target=groups.recv, args=(1,))
         waiting.start()
-        assert sockets.shut_down_all() >= 1
+        assert sockets.shut_down_all() == 1
         waiting.join(10)
         assert not waiting.is_alive()
-        far[0].sendall(b"x")
-        assert users.recv(1) == b"x"
-        for one in (users, groups, *far):
-            one.close()
+        for theirs, mine in ((users, far[1]), (polled, far[2])):
+            mine.sendall(b"x")
+            assert theirs.recv(1) == b"x"
 
 
 def test_parameters_that_are_in_no_replica_are_a_part() -> None:
