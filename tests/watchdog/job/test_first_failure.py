@@ -184,3 +184,15 @@ def test_where_all_were_in_the_same_collective_the_one_that_gave_up_is_all_there
     first = watch.verdict(now=20.0, all_ended=False)
     assert first is not None
     assert [end.rank for end in first.culprits] == [0]
+
+
+def test_one_that_has_raised_before_it_could_be_asked_is_not_called_silent() -> None:
+    watch = FailureWatch()
+    word = Failed(rank=0, step=9, updates_applied=9, time_ns=1_000_000, text=WAITED, calls=(GroupCalls(group="0", made=9),))
+    watch.raised(word, node="a", pid=100, now=1.0)
+    watch.asked(frozenset({1}))
+    closed = Failed(rank=1, step=9, updates_applied=9, time_ns=9_000_000, text="RuntimeError: Connection closed by peer")
+    watch.raised(closed, node="a", pid=101, now=1.1)
+    first = watch.verdict(now=20.0, all_ended=False)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.culprits[0].hung) == ([0], "")

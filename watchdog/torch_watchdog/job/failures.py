@@ -37,6 +37,7 @@ class FailureWatch:
         self._places: dict[int, Place] = {}  # where ranks were when the first of them gave a collective up
         self._elsewhere: dict[int, str] = {}
         self._stacks: dict[int, str] = {}
+        self._steps: dict[int, int] = {}
         self._states: dict[int, str] = {}
         self._outside: dict[int, str] = {}
 
@@ -78,7 +79,7 @@ class FailureWatch:
     def looked(self, looked: Looked) -> None:
         if looked.rank not in self._asked or looked.rank in self._stacks:
             return
-        self._stacks[looked.rank] = looked.stack
+        self._stacks[looked.rank], self._steps[looked.rank] = looked.stack, looked.step
         if looked.waits:
             self._places.setdefault(looked.rank, Place.of(looked))
         else:
@@ -140,12 +141,15 @@ class FailureWatch:
         """Those that the rank which gave a collective up had waited for, by where they were then."""
         if not any(gave_up(end.text) for end in self._failed()):
             return []
-        whys = {rank: self._elsewhere.get(rank) or self._silence(rank) for rank in sorted(self._asked - self._places.keys())}
+        spoke = {
+            end.rank for end in self._ends.values() if end.text or end.ended_ns
+        } - self._elsewhere.keys()  # since: neither silent nor elsewhere
+        whys = {rank: self._elsewhere.get(rank) or self._silence(rank) for rank in sorted(self._asked - self._places.keys() - spoke)}
         found = None if whys else split(list(self._places.values()))
         if found is not None:
             whys = dict.fromkeys(found.ranks, found.why)
         known = {end.rank: end for end in self._ends.values()}
-        ends = (known.get(rank, RankEnd(rank=rank, node="", pid=0)) for rank in whys)
+        ends = (known.get(rank, RankEnd(rank=rank, node="", pid=0, step=self._steps.get(rank))) for rank in whys)
         return [replace(end, hung=whys[end.rank], desync=found is not None, finished=False) for end in ends]
 
     def _silence(self, rank: int) -> str:
