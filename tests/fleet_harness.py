@@ -40,13 +40,21 @@ class SimulatedNode:
     """One node's two streams, held open until `close`."""
 
     def __init__(
-        self, address: str, job: str, *, node: str = "node-0", metadata: Any = (), session: str = "s", policy: m.Policy = "stop"
+        self,
+        address: str,
+        job: str,
+        *,
+        node: str = "node-0",
+        metadata: Any = (),
+        session: str = "s",
+        policy: m.Policy = "stop",
+        run_dir: str = "/r",
     ) -> None:
         self.job, self._seq = job, 0
         self._channel = grpc.insecure_channel(address)
         self._reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._says: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        hello = m.NodeHello(job=job, node=node, version="0.1.0", policy=policy, command=("train",), run_dir="/r", session=session)
+        hello = m.NodeHello(job=job, node=node, version="0.1.0", policy=policy, command=("train",), run_dir=run_dir, session=session)
         self._telemetry = telemetry_pb2_grpc.TelemetryStub(self._channel).Report(_stream(self._reports), metadata=metadata)
         self._reports.put(codec.node_message(hello))
         self.hello = codec.read_daemon_message(next(self._telemetry))

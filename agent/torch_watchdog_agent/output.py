@@ -26,6 +26,8 @@ __all__ = ["Channel", "Log", "Tee", "lift", "open_tee", "silence"]
 
 CHUNK_BYTES = 65_536  # what a pipe holds: one read never cuts a small write in two
 ATOMIC_BYTES = 4_096  # PIPE_BUF: a piece up to this size is never mixed with what other ranks write to the same pipe
+LINE_ENDS = (b"\n", b"\r")
+PAUSE_IN_A_LINE_MS = 1  # longer than between two writes of one print(), shorter than anybody sees
 LAST_WORDS_BYTES = 1 << 20  # more than any pipe holds: the bound for writers that never pause
 NUM_LOOKS = 10
 
@@ -59,10 +61,10 @@ class Log:
 class Channel:
     """One stream: what the rank writes to `inner` is read from `source` and written to `target`, where it wrote before."""
 
-    __slots__ = ("_cuts_lines", "_is_broken", "_pending", "_window", "fds", "inner", "is_tty", "source", "target")
+    __slots__ = ("_cuts_lines", "_is_broken", "_pause_ms", "_pending", "_window", "fds", "inner", "is_tty", "source", "target")
 
-    def __init__(self, fds: tuple[int, ...]) -> None:
-        self.fds = fds
+    def __init__(self, fds: tuple[int, ...], *, pause_ms: int = PAUSE_IN_A_LINE_MS) -> None:
+        self.fds, self._pause_ms = fds, pause_ms
         self.is_tty = os.isatty(fds[0])
         self.source, self.inner = _open_terminal_like(fds[0]) if self.is_tty else _open_pipe()
         self.target = -1
@@ -144,10 +146,23 @@ class Channel:
             self.close()
             return 0
         self.follow_window()
+        text += self._rest_of_line(text)
         self._pending = text
         self._flush(True)
         log.write(text)
         return len(text)
+
+    def _rest_of_line(self, text: bytes) -> bytes:
+        """`print` writes a line in pieces where nothing is buffered (torchrun's ranks): passed on one by one, more of them would meet another rank's."""
+        rest = b""
+        while not (rest or text).endswith(LINE_ENDS) and len(rest) < ATOMIC_BYTES:
+            poller = select.poll()
+            poller.register(self.source, select.POLLIN)
+            piece = self._take() if poller.poll(self._pause_ms) else None
+            if not piece:
+                break  # it is the whole for now: a prompt, a progress bar; or it was the last, as the next look will tell
+            rest += piece
+        return rest
 
     def _take(self) -> bytes | None:
         """None: nothing there yet; empty: nobody holds the other end."""

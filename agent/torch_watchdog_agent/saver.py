@@ -30,6 +30,8 @@ class Saver:
         self._rank.gate.done(commit.generation)
         self._rank.history.note(f"step {step}: {'checkpoint committed' if committed else 'no checkpoint'}: {commit.path}", level=0)
         if commit.leave:
+            if commit.save and not committed:
+                self._rank.rescuer.at_failed_save()
             self._leave(commit)
 
     def _leave(self, commit: Commit) -> None:
@@ -54,6 +56,7 @@ class Saver:
 
     def _write(self, commit: Commit) -> Saved:
         from torch_watchdog_agent import checkpoint
+        from torch_watchdog_agent.checkpoint.errors import in_words
         from torch_watchdog_agent.checkpoint.rng import RngState
         from torch_watchdog_agent.hooks.tracks import training_position
 
@@ -67,7 +70,7 @@ class Saver:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the coordinator
-            return self._saved(commit.path, commit, error=f"{type(error).__name__}: {error}"[:500])
+            return self._saved(commit.path, commit, error=in_words(error))
         return self._saved(str(part.path), commit, finite=part.finite, files=part.files, format=part.format)
 
     def _saved(self, path: str, commit: Commit, **fields: Any) -> Saved:

@@ -19,6 +19,7 @@ __all__ = [
     "JobNameTakenError",
     "MissingExtraError",
     "NoTokenError",
+    "OrderLostError",
     "OrderRefusedError",
     "OutputError",
     "RunDirectoryError",
@@ -56,6 +57,14 @@ class OrderRefusedError(WatchdogError):
 
     def __init__(self, job: str, reason: str) -> None:
         super().__init__(f"job {job} did not take the order: {reason}. See `watchdog status {job}`")
+        self.job, self.reason = job, reason
+
+
+class OrderLostError(WatchdogError):
+    """A job took an order, and no checkpoint that can be used came of it."""
+
+    def __init__(self, job: str, reason: str) -> None:
+        super().__init__(f"no good checkpoint came of the order to job {job}: {reason}. See `watchdog status {job}`")
         self.job, self.reason = job, reason
 
 

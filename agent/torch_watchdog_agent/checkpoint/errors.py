@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+LONGEST_SENTENCE = 500
+
+
+def in_words(error: BaseException) -> str:
+    """One sentence. Of torch's CheckpointException, whose text is a traceback of each rank, the first rank's own error is said."""
+    by_rank = getattr(error, "failures", None)
+    if isinstance(by_rank, Mapping) and by_rank:
+        rank = min(by_rank)
+        return f"rank {rank}: {in_words(by_rank[rank][0])}"
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line}"[:LONGEST_SENTENCE]
 
 
 class CheckpointError(Exception):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from torch_watchdog_agent.checkpoint.errors import CheckpointError
+from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Peers:
             result = work()
         except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; raised again below, on all ranks alike
             cause = error
-        told = self.gather(None if cause is None else f"{type(cause).__name__}: {cause}")
+        told = self.gather(None if cause is None else in_words(cause))
         failures = [f"rank {index}: {failure}" for index, failure in enumerate(told) if failure]
         if isinstance(cause, (CheckpointError, KeyboardInterrupt, SystemExit)):
             raise cause

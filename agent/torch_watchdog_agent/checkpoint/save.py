@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from torch_watchdog_agent.checkpoint.errors import CheckpointError
+from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 from torch_watchdog_agent.checkpoint.foreign import Writer
 from torch_watchdog_agent.checkpoint.part import Moment, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers
@@ -19,6 +19,7 @@ from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
+SCANT_BYTES = 1 << 20  # what a failed write leaves of a full disk is less than one of its blocks
 SAVE_TIMEOUT_S = 300.0  # how long a rank waits for the slowest one's part
 
 
@@ -89,10 +90,21 @@ def without_trace(path: Path, peers: Peers, write: Callable[[], SavedPart]) -> S
     """What fails leaves nothing behind that a person could take for a checkpoint."""
     try:
         return write()
-    except BaseException:
+    except BaseException as error:
+        full = _full_disk(path)  # while the half that was written still fills it
         if peers.first:
             discard(path)
+        if full and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise CheckpointError(f"{full} ({in_words(error)})") from error
         raise
+
+
+def _full_disk(path: Path) -> str:
+    """In words, where it is full: torch's own error speaks of positions in a file then."""
+    with suppress(OSError):
+        left = shutil.disk_usage(beside(path, "partial")).free
+        return f"the disk is full: {left:,} bytes are left for {path.parent}" if left < SCANT_BYTES else ""
+    return ""
 
 
 def discard(path: Path) -> None:

@@ -96,14 +96,15 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = Decoder()
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            first, *more = await _messages(reader, decoder)
+            said = await _messages(reader, decoder)
+        first = said[0] if said else None
         if not isinstance(first, RankHello):
             raise FrameError("the first message of a rank is its hello")
         rank = _Rank(first, writer)
         key = (first.attempt, first.rank)
         self._ranks[key] = rank
         try:
-            self._pass_up(rank, [first, *more])
+            self._pass_up(rank, said)
             while messages := await _messages(reader, decoder):
                 self._pass_up(rank, messages)
         finally:

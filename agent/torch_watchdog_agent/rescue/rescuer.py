@@ -31,6 +31,9 @@ __all__ = ["Rescuer"]
 # Before the first update; between two windows; from a window's first batch to its gate; in the update; from there to the next fetch.
 Phase: TypeAlias = Literal["start", "boundary", "window", "update", "after"]
 WORD_TIMEOUT_S = 5.0  # for the daemon's word to a rank that raises: where none comes it ends as it would have without us
+AFTER_FAILED_SAVE_S = (
+    2.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it
+)
 LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
 SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
 
@@ -102,6 +105,16 @@ class Rescuer:
         except Exception as error:  # noqa: BLE001  whatever the driver lacks: the training goes on, and a rescue says no
             self._rank.say(f"no gate on the device ({error}): if another rank fails, this one cannot tell what its updates have become")
             return None
+
+    def at_failed_save(self) -> None:
+        """A save of all ranks has come to nothing: where that was the end of another, this one is to be asked for its state, and not gone by then."""
+        if self._rank.identity.world_size == 1:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._free is not None or self._over, AFTER_FAILED_SAVE_S)
+        if self._free is not None:
+            self._stand()
+            self._leave()
 
     def _come_to(self, phase: Phase) -> None:
         with self._changed:

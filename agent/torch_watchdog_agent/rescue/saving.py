@@ -25,6 +25,7 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int) -> Saved
     how many windows were begun after them.
     """
     from torch_watchdog_agent.checkpoint.alone import save_alone
+    from torch_watchdog_agent.checkpoint.errors import in_words
 
     try:
         with rank.window.rewound() if windows_back == 1 else nullcontext():
@@ -33,7 +34,7 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int) -> Saved
                 position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(),
             )  # fmt: skip
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
-        return _saved(rank, order, updates, error=f"{type(error).__name__}: {error}"[:500])
+        return _saved(rank, order, updates, error=in_words(error))
     return _saved(rank, order, updates, finite=part.finite, files=part.files, format=part.format)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 
 from torch_watchdog_agent.checkpoint import on_checkpoint, restore, save_at
-from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
+from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError, in_words
 from torch_watchdog_agent.checkpoint.manifest import verify
 from torch_watchdog_agent.checkpoint.save import chosen
 
@@ -122,6 +124,21 @@ def test_a_users_function_that_fails_leaves_nothing_behind_and_its_error_is_told
     with pytest.raises(CheckpointError, match=type(error).__name__):
         save_at(tmp_path / "step-2", subjects_of(optimizer), **MOMENT, say=lambda _: None)
     assert names(tmp_path) == []
+
+
+def test_a_full_disk_is_called_that_and_not_by_the_place_in_a_file_that_torch_names(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "scripts" / "full_disk.py"
+    inside = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec "$@"', "sh"]
+    done = subprocess.run([*inside, sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120)
+    said, left = done.stdout.splitlines()
+    assert said.startswith(f"the disk is full: 0 bytes are left for {tmp_path} (rank 0: "), done.stderr
+    assert left == "[]"
+
+
+def test_of_torchs_exception_for_all_ranks_the_first_ranks_own_error_is_said() -> None:
+    of_two = {1: (OSError(5, "Input/output error"), None), 0: (ValueError("half\nof it"), None)}
+    assert in_words(CheckpointException("write", of_two)) == "rank 0: ValueError: half"
+    assert in_words(CheckpointException("write", {})).startswith("CheckpointException: ")
 
 
 def test_accelerate_writes_only_where_it_knows_everything_that_is_trained(tmp_path: Path) -> None:

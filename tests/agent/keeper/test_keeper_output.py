@@ -13,11 +13,14 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from keeper_harness import DEADLINE_S, Stage, eventually, is_alive, on_terminal, read_line
+
+from torch_watchdog_agent.output import Channel, Log
 
 MODES = pytest.mark.parametrize("mode", ["guard", "tee"])
 
@@ -87,6 +90,30 @@ def test_lines_of_ranks_that_share_a_pipe_are_not_cut(stage: Stage) -> None:
     assert [rank.wait(DEADLINE_S) for rank in ranks] == [0] * 3
     assert sorted(set(lines)) == [b"a" * 200, b"b" * 200, b"c" * 200]
     assert len(lines) == 12_000
+
+
+def test_a_line_that_is_written_in_pieces_is_passed_on_as_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    reader, writer = os.pipe()
+    channel, log = Channel((writer,), pause_ms=20_000), Log(tmp_path / "log", said.append)
+    rank = os.dup(channel.inner)
+    channel.keep()
+    os.write(rank, b"step 3")
+
+    def go_on() -> None:
+        eventually(lambda: not select.select([channel.source], [], [], 0)[0], "the first piece is read")
+        os.write(rank, b" loss 0.5\n")
+
+    rest = threading.Thread(target=go_on)
+    rest.start()
+    channel.move({channel.source: select.POLLIN}, log)
+    rest.join()
+    assert os.read(reader, 100) == b"step 3 loss 0.5\n"
+    assert (tmp_path / "log").read_bytes() == b"step 3 loss 0.5\n"
+    channel.close()
+    log.close()
+    for fd in (rank, reader):
+        os.close(fd)
 
 
 def test_a_line_arrives_within_about_a_millisecond(stage: Stage) -> None:

@@ -132,6 +132,22 @@ def test_garbage_closes_its_own_connection_and_no_other(tmp_path: Path, garbage:
     run(scenario, tmp_path)
 
 
+@pytest.mark.parametrize("beginning", [b"", encode(hello(1))[:7]])
+def test_a_rank_that_dies_before_its_hello_is_whole_is_no_fault_of_ours(tmp_path: Path, beginning: bytes) -> None:
+    unhandled: list[object] = []
+
+    async def scenario(ranks: Ranks) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        reader, writer = await ranks.connect(beginning)
+        writer.write_eof()
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        assert ranks.up == []
+
+    run(scenario, tmp_path)
+    assert unhandled == []
+
+
 def test_the_newest_connection_of_a_rank_counts_and_the_older_ones_end_is_not_told(tmp_path: Path) -> None:
     async def scenario(ranks: Ranks) -> None:
         _, old = await ranks.connect(encode(hello(0)))

@@ -58,7 +58,7 @@ class Runs:
             "schema_version": 1,
             "job": name,
             "policy": "stop",
-            "daemon": "unix:/nowhere/daemon.sock",
+            "daemon": "unix:/nowhere/0/daemon.sock",
             "session": "0",
             "host": "node-a",
             "started": started,

@@ -632,6 +632,18 @@ def test_an_order_that_is_given_up_says_why_and_is_over() -> None:
     assert incident["status"] == "resolved" and "given up: no word from rank" in incident["summary"]
 
 
+def test_an_order_that_was_met_without_a_checkpoint_says_why() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.handle(OrderRequested(kind="order.checkpoint", by="ann", reason="now"))
+    run.say(m.Ack(rank=0, generation=1, passed=2))
+    run.say(m.Saved(rank=0, generation=1, updates_applied=3, error="OSError: No space left on device"))
+    run.say(m.Left(rank=0, generation=1, updates_applied=3))
+    (incident,) = run.incidents
+    assert incident["status"] == "resolved"
+    assert incident["summary"].endswith("now; no checkpoint: rank 0: OSError: No space left on device")
+
+
 def test_why_no_checkpoint_was_made_is_told_at_the_end() -> None:
     run = Run(world_size=1)
     run.hello(0)

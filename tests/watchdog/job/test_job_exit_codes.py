@@ -72,3 +72,19 @@ def test_a_batch_that_was_skipped_is_not_why_a_rank_fails_an_hour_later() -> Non
     lose_rank_1(run)
     assert run.kinds == ["batch.index_out_of_range", "rank.died"]
     assert run.end(1) is None
+
+
+def test_what_one_rank_saves_alone_takes_the_place_of_a_common_save_that_another_did_not_live_to_finish() -> None:
+    run = trained()
+    run.say(hold(0, 9))
+    promise(run)
+    for rank in (0, 1):
+        run.say(m.Saving(rank=rank, generation=1, updates_applied=9))
+    run.say(m.Saved(rank=0, generation=1, updates_applied=9, path="p/step-9", error="Connection closed by peer"))
+    lose_rank_1(run)
+    (incident,) = run.incidents
+    assert incident["kind"] == "batch.index_out_of_range"
+    assert incident["action"]["checkpoint"] == {
+        "path": "p/step-9", "updates_applied": 9, "committed": True, "finite": True, "saved_by": [0], "format": "dcp",
+    }  # fmt: skip
+    assert run.end(1) == m.EXIT_BAD_DATA

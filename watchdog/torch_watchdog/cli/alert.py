@@ -18,7 +18,7 @@ from torch_watchdog.alerts.alert import Action, Alert, Delivery
 from torch_watchdog.alerts.receivers import Receiver, receiver_of
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json, print_table
-from torch_watchdog.cli.source import DiskJob, find_job, live_daemon
+from torch_watchdog.cli.source import find_job, live_daemon
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import client_of
 
@@ -112,9 +112,7 @@ def daemon_of(config: LaunchConfig, job: str | None) -> str:
     """The daemon that was named, else the job's own."""
     if config.daemon != "auto":
         return config.daemon
-    look = find_job(job, directory=config.directory, daemon="auto")
-    assert isinstance(look, DiskJob)  # noqa: S101 - no daemon was named
-    return live_daemon(look)
+    return live_daemon(find_job(job, directory=config.directory, daemon="auto"))
 
 
 def _duration_s(text: str) -> float:

@@ -11,6 +11,7 @@ import importlib
 import os
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -121,7 +122,22 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         _end_quietly()
+    except OSError as error:
+        say(f"{error.filename or 'a file or socket'}: {error.strerror or error}")
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - a person is to read one sentence
+        say(_as_our_fault(error))
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _as_our_fault(error: Exception) -> str:
+    """Where it was, for whoever gets the report; no command is to end like this."""
+    from torch_watchdog.launch.summary import one_line
+
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    what = one_line(f"{type(error).__name__}: {error}")[:300]
+    return f"this is a fault of torch-watchdog itself, please report it: {what} ({Path(where.filename).name}:{where.lineno})"
 
 
 def _end_quietly() -> NoReturn:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import getpass
-import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json
-from torch_watchdog.cli.source import DiskJob, JobLook, find_job, live_client
-from torch_watchdog.daemon.client import client_of
-from torch_watchdog.errors import DaemonUnreachableError, OrderRefusedError, WatchdogError
+from torch_watchdog.cli.source import JobLook, find_job, live_client
+from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import as_typed, checkpoint_state
 from torch_watchdog_proto.envelopes import OrderKind
@@ -34,50 +34,73 @@ def order_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait: bool, as_json: bool) -> None:
-    """Raises OrderRefusedError where nothing came of it."""
+    """Raises OrderRefusedError where the job did not take it, OrderLostError where no checkpoint that can be used came of it."""
     config = settings(context)
     look = find_job(job, directory=config.directory, daemon=config.daemon)
-    before = _orders(look, kind)
     try:
-        reached = live_client(look) if isinstance(look, DiskJob) else client_of(config.daemon, os.environ)
+        reached = live_client(look)
     except DaemonUnreachableError as error:
         raise OrderRefusedError(look.name, "it is not running: its launch has ended") from error
     with reached as client:
+        before = _orders(client.incidents(look.name), kind)
         answer = client.request(look.name, kind, by=f"{getpass.getuser()}@{socket.gethostname()}", reason=reason)
-    if not answer.accepted:
-        raise OrderRefusedError(look.name, answer.text)
-    if wait and not as_json:
-        click.echo(answer.text)
-    came_of_it = _await_end(look, kind, known=len(before), grace_s=config.grace_s) if wait else None
-    action = (came_of_it or {}).get("action") or {}
+        if not answer.accepted:
+            raise OrderRefusedError(look.name, answer.text)
+        if not as_json:
+            click.echo(answer.text)
+        came_of_it = _Awaited(client, look, kind, known=len(before)).end(within_s=config.grace_s) if wait else None
+    checkpoint = ((came_of_it or {}).get("action") or {}).get("checkpoint") or {}
+    is_good = checkpoint.get("committed") and checkpoint.get("finite") is not False
     if as_json:
-        print_json({"job": look.name, "accepted": True, "text": answer.text, "checkpoint": action.get("checkpoint")})
-    else:
-        click.echo(answer.text if came_of_it is None else _told(came_of_it, action.get("checkpoint") or {}))
+        print_json({"job": look.name, "accepted": True, "text": answer.text, "checkpoint": checkpoint or None})
+    elif is_good:
+        click.echo(_told(checkpoint))
+    if came_of_it is not None and not is_good:
+        raise OrderLostError(look.name, str(came_of_it.get("summary")))
 
 
-def _orders(look: JobLook, kind: OrderKind) -> Sequence[Incident]:
-    return [found for found in look.incidents() if found.get("kind") == kind]
+def _orders(incidents: Iterable[Incident], kind: OrderKind) -> Sequence[Incident]:
+    return [found for found in incidents if found.get("kind") == kind]
 
 
-def _await_end(look: JobLook, kind: OrderKind, *, known: int, grace_s: float) -> Incident | None:
-    """The order's own record once it has ended; None where another incident's order took its place, or nothing came in `grace_s`."""
-    end_s = time.monotonic() + grace_s
-    while time.monotonic() < end_s:
-        try:
-            found = _orders(look, kind)[known:]
-            ended = not found and look.status().state == "ended"
-        except WatchdogError:
-            return None
-        if found and found[0].get("status") == "resolved":
-            return found[0]
-        if ended:
-            return None
-        time.sleep(LOOK_EVERY_S)
-    return None
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """An order that was taken, until it has ended. The daemon is asked; what it wrote is read where it has ended with the job."""
+
+    client: DaemonClient
+    look: JobLook
+    kind: OrderKind
+    known: int
+
+    def end(self, *, within_s: float) -> Incident:
+        """The order's own record. Raises OrderLostError where there is none to come, or nothing came in time."""
+        end_s = time.monotonic() + within_s
+        while time.monotonic() < end_s:
+            try:
+                found, ended = self._live()
+            except DaemonUnreachableError as error:
+                return self._left_behind(error)
+            if found is not None and found.get("status") == "resolved":
+                return found
+            if ended:
+                raise OrderLostError(self.look.name, "its training ended first, or something else stopped it")
+            time.sleep(LOOK_EVERY_S)
+        raise OrderLostError(self.look.name, f"nothing came of it in {within_s:g} s")
+
+    def _live(self) -> tuple[Incident | None, bool]:
+        found = self._own(self.client.incidents(self.look.name))
+        return found, found is None and self.client.job(self.look.name).state == "ended"
+
+    def _own(self, incidents: Iterable[Incident]) -> Incident | None:
+        return next(iter(_orders(incidents, self.kind)[self.known :]), None)
+
+    def _left_behind(self, error: DaemonUnreachableError) -> Incident:
+        """A launch's own daemon ends with it: what came of the order is on disk then. One that was killed has left it unfinished."""
+        found = self._own(self.look.incidents())
+        if found is None or found.get("status") != "resolved":
+            raise OrderLostError(self.look.name, "its daemon is gone, and has not said what came of it") from error
+        return found
 
 
-def _told(incident: Incident, checkpoint: Mapping[str, Any]) -> str:
-    if not checkpoint.get("path"):
-        return f"no checkpoint was written: {incident.get('summary')}"
+def _told(checkpoint: Mapping[str, Any]) -> str:
     return f"{as_typed(checkpoint['path'], here())} ({checkpoint_state(checkpoint)})"

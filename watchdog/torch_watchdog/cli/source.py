@@ -5,7 +5,6 @@ One look at a job, wherever it is, with the same fields. It must not know how an
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +17,11 @@ from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, Unk
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.nodes import shared_token
 from torch_watchdog.launch.places import here
+from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.steps import RankTrack, tracks
-from torch_watchdog.store.read import holds_steps, read_blocks, read_events, read_incidents, read_job, read_reports
+from torch_watchdog.store.read import holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import NodeReport, StepBlock
@@ -84,12 +84,11 @@ class DiskJob:
     def contract(self, rank: int) -> Mapping[str, Any]:
         path = self.directory.contract_file(rank)
         try:
-            found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return read_contract(path)
         except FileNotFoundError:
             raise RunDirectoryError(path, "is not there", f"Rank {rank} has learned nothing yet, or is none of this job's ranks") from None
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(path, f"cannot be read ({error})", "Look at the file, or at another --rank") from error
-        return found
+        except OSError as error:
+            raise RunDirectoryError(path, f"cannot be read ({error.strerror})", "Look at the file, or at another --rank") from error
 
     def history(self, rank: int | None) -> JobHistory:
         root = self.directory.root
@@ -102,9 +101,7 @@ class DiskJob:
         return self.directory.root
 
     def last_words(self) -> Sequence[str]:
-        quarantine = self.directory.quarantine_file
-        end = end_of(self.record(), self.directory.root, here=here(), quarantine=str(quarantine) if quarantine.exists() else None)
-        return () if end is None else summarise(self.incidents(), end)
+        return _last_words(self.record(), self.directory, self.incidents())
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +144,28 @@ class DaemonJob:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class CentralJob(DaemonJob):
+    """A job whose launch wrote its folder here, and whose record a central daemon keeps: asked there, with the launch's own facts from here."""
+
+    directory: RunDirectory
+
+    def record(self) -> Mapping[str, Any]:
+        return read_job(self.directory.root)
+
+    def folder(self) -> Path | None:
+        return self.directory.root
+
+    def last_words(self) -> Sequence[str]:
+        return _last_words(self.record(), self.directory, self.incidents())
+
+
+def _last_words(record: Mapping[str, Any], directory: RunDirectory, incidents: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    quarantine = directory.quarantine_file
+    end = end_of(record, directory.root, here=here(), quarantine=str(quarantine) if quarantine.exists() else None)
+    return () if end is None else summarise(incidents, end)
+
+
 def _ask(address: str, name: str) -> JobStatus:
     with client_of(address, os.environ) as client:
         return client.job(name)
@@ -157,15 +176,47 @@ def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
     if daemon != "auto":
         return DaemonJob(daemon, name or _newest_of(daemon))
     if name is None:
-        return _newest_in(directory)
+        return _where_it_is_kept(_newest_in(directory))
     path = Path(name) if "/" in name else directory / name
     look = DiskJob(RunDirectory(path.absolute()))
-    if not look.directory.job_file.exists():
+    if not _is_job(look.directory.root):
         of_slurm = _newest_of_slurm(name, directory) if name.isdecimal() else None
         if of_slurm is not None:
-            return of_slurm
+            return _where_it_is_kept(of_slurm)
         raise UnknownJobError(name, tuple(path.name for path in _job_directories(directory)))
-    return look
+    return _where_it_is_kept(look)
+
+
+def _where_it_is_kept(look: DiskJob) -> JobLook:
+    """Steps and incidents lie with the daemon that judged the job: here, unless that was a central one."""
+    address = _central_daemon(look)
+    if address is None:
+        return look
+    central = CentralJob(address, look.name, look.directory)
+    try:
+        told = central.status().run_dir
+    except WatchdogError as error:
+        say(
+            f"what lies here of job {look.name} is not all: the daemon at {address} keeps its steps and incidents, and cannot be asked ({error})"
+        )
+        return look
+    if told != str(look.directory.root):
+        say(
+            f"what lies here of job {look.name} is not all: the daemon at {address} kept its steps and incidents, and knows another job of that name"
+        )
+        return look
+    return central
+
+
+def _central_daemon(look: DiskJob) -> str | None:
+    if look.directory.events_file.exists() or look.directory.blocks.exists():
+        return None
+    try:
+        record = look.record()
+    except WatchdogError:
+        return None
+    address = str(record.get("daemon") or "")
+    return None if not address or address.endswith(f"/{record.get('session')}/daemon.sock") else address
 
 
 def _newest_of(address: str) -> str:
@@ -212,7 +263,7 @@ def all_jobs(*, directory: Path, daemon: str) -> list[JobStatus]:
 
 def _job_directories(directory: Path) -> list[Path]:
     try:
-        return [path for path in sorted(directory.iterdir()) if RunDirectory(path).job_file.exists()]
+        return [path for path in sorted(directory.iterdir()) if _is_job(path)]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -221,8 +272,19 @@ def _job_directories(directory: Path) -> list[Path]:
         ) from error
 
 
-def live_daemon(look: DiskJob) -> str:
+def _is_job(path: Path) -> bool:
+    """As far as this user can see: another user's job hides nobody else's."""
+    try:
+        return RunDirectory(path).job_file.exists()
+    except OSError:
+        return False
+
+
+def live_daemon(look: JobLook) -> str:
     """Where the job's own daemon answers, from here. Raises DaemonUnreachableError where the job has ended, or died."""
+    if isinstance(look, DaemonJob):
+        return look.address
+    assert isinstance(look, DiskJob)  # noqa: S101 - there are these two
     record = look.record()
     address = str(record.get("daemon") or "")
     if address.startswith("unix:") and not _is_there(Path(address.removeprefix("unix:"))):
@@ -232,12 +294,14 @@ def live_daemon(look: DiskJob) -> str:
     return address
 
 
-def live_client(look: DiskJob) -> DaemonClient:
-    """The job's own daemon. Raises DaemonUnreachableError, NoTokenError, ConfigError.
+def live_client(look: JobLook) -> DaemonClient:
+    """The job's own daemon, or the one that was named. Raises DaemonUnreachableError, NoTokenError, ConfigError.
 
     On a machine that shares the launch's --dir its token lies where the launch's other nodes find it.
     """
     address = live_daemon(look)
+    if not isinstance(look, DiskJob):
+        return client_of(address, os.environ)
     token = shared_token(look.directory.root.parent, address)
     return DaemonClient(address, token=token) if token else client_of(address, os.environ)
 

@@ -164,9 +164,9 @@ class Casebook:
         return self._keep(found), cause is None
 
     def rescued(self, rescue: Ended, *, exit_code: int | None) -> Incident | None:
-        """What became of the other ranks: said, once, by the incident of the failure. None where it has an order's end to tell already."""
+        """What became of the other ranks: said, once, by the incident of the failure. None where it has a checkpoint to tell of already."""
         found = self._incidents.get(self._failure_id)
-        if found is None or self._failure_id == self._rescue_told or found["action"]["checkpoint"] is not None:
+        if found is None or self._failure_id == self._rescue_told or (found["action"]["checkpoint"] or {}).get("committed"):
             return None
         self._rescue_told = self._failure_id
         told = build.rescued(found, rescue)

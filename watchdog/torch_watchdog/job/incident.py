@@ -14,7 +14,7 @@ from typing import Any
 from torch_watchdog.rules.sign import About, Sign
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
-from torch_watchdog_proto.stop.events import Closed
+from torch_watchdog_proto.stop.events import NO_CHECKPOINT, Closed
 from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = [
@@ -146,6 +146,8 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
         changes["status"] = "resolved"
     if is_order(found) and order.outcome != "done":
         changes["summary"] = f"{found['summary']}; given up: {order.reason}"
+    elif is_order(found) and NO_CHECKPOINT in order.reason:
+        changes["summary"] = f"{found['summary']}{NO_CHECKPOINT}{order.reason.partition(NO_CHECKPOINT)[2]}"
     return dict(found) | changes
 
 
@@ -157,7 +159,7 @@ def is_order(incident: Mapping[str, Any]) -> bool:
 def rescued(found: Mapping[str, Any], rescue: Ended) -> dict[str, Any]:
     """The incident of a failure once the other ranks were freed, and have saved what they held or said why not."""
     action = found["action"]
-    if action["checkpoint"] is None:
+    if rescue.checkpoint is not None and not (action["checkpoint"] or {}).get("committed"):  # what the ranks began together may be in ruins
         action = dict(action) | {"checkpoint": to_json(rescue.checkpoint)}
     if found["action"]["policy"] == "none":
         action = dict(action) | {

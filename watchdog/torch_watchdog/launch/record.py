@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from torch_watchdog.launch.summary import JobEnd
+from torch_watchdog.launch.summary import END_FIELDS, JobEnd
+from torch_watchdog.store.shapes import NEWEST_JOB_VERSION
 
-__all__ = ["SCHEMA_VERSION", "JobStart", "at_end", "at_start"]
-
-SCHEMA_VERSION = 1
+__all__ = ["JobStart", "at_end", "at_start"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class JobStart:
 
 def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any]:
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": NEWEST_JOB_VERSION,
         "job": start.job,
         "session": start.session,
         "command": list(start.command),
@@ -75,7 +74,7 @@ def at_end(record: Mapping[str, Any], end: JobEnd, *, ended: datetime, exit_reas
         "exit_reason": exit_reason,
         "world_size": world_size or None,
         "ranks_reported": end.ranks_reported,
-        "end": {name: getattr(end, name) for name in ("stopped_by_us", "ranks_expected", "steps", "told", "unused_resume")},
+        "end": {name: getattr(end, name) for name in END_FIELDS},
     }
 
 

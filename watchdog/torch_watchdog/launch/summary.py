@@ -14,10 +14,23 @@ from typing import Any
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.plan import resume_command
 
-__all__ = ["JobEnd", "allowed_range", "as_typed", "checkpoint_state", "count", "end_of", "one_line", "summarise", "what_offends", "who"]
+__all__ = [
+    "END_FIELDS",
+    "JobEnd",
+    "allowed_range",
+    "as_typed",
+    "checkpoint_state",
+    "count",
+    "end_of",
+    "one_line",
+    "summarise",
+    "what_offends",
+    "who",
+]
 
 Incident = Mapping[str, Any]
 
+END_FIELDS = ("stopped_by_us", "ranks_expected", "steps", "told", "unused_resume")  # of a JobEnd, under `end` in job.json
 _SEVERITIES = ("critical", "warning", "info")
 
 
@@ -43,19 +56,21 @@ class JobEnd:
 
 def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None) -> JobEnd | None:
     """The end as job.json tells it; None where the launch has not ended, or its launcher died before it could write how."""
-    end = record.get("end")
-    if not isinstance(end, Mapping):
+    end, exit_code = record.get("end"), record.get("exit_code")
+    if not isinstance(end, Mapping) or exit_code is None:
         return None
+    told = {name: end[name] for name in END_FIELDS if name in end}  # a newer version may have written more
     return JobEnd(
         job=run_dir.name,
         run_dir=str(run_dir),
-        exit_code=record["exit_code"],
-        ranks_reported=record["ranks_reported"],
-        options=tuple(record["options"]),
-        command=tuple(record["command"]),
+        exit_code=exit_code,
+        stopped_by_us=bool(told.pop("stopped_by_us", False)),
+        ranks_reported=record.get("ranks_reported") or 0,
+        options=tuple(record.get("options") or ()),
+        command=tuple(record.get("command") or ()),
         here=here,
         quarantine=quarantine,
-        **end,
+        **told,
     )
 
 

@@ -6,15 +6,15 @@ Reads, bounded; what is not there or cannot be read is left out. It must not kno
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog.errors import MissingExtraError, OutputError
+from torch_watchdog.errors import MissingExtraError, OutputError, RunDirectoryError
 from torch_watchdog.report.history import JobHistory
+from torch_watchdog.store.read import read_contract
 from torch_watchdog.store.run_directory import RunDirectory
 
 __all__ = ["Evidence", "Excerpt", "LogTail", "decoder_of", "gather"]
@@ -114,9 +114,8 @@ def _contract(directory: RunDirectory, incident: Path | None, rank: int) -> list
     for path in paths:
         try:
             if path.stat().st_size <= _MAX_CONTRACT_BYTES:
-                found = json.loads(path.read_text(encoding="utf-8")).get("guarded", [])
-                return [entry for entry in found if isinstance(entry, dict)]
-        except (OSError, ValueError, AttributeError, RecursionError):
+                return list(read_contract(path).get("guarded") or ())
+        except (OSError, RunDirectoryError):
             continue
     return []
 

@@ -70,7 +70,10 @@ def _headline(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> str:
 
 
 def _seconds_between(start: str | None, end: str | None) -> float | None:
-    return None if not start or not end else (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    try:
+        return None if not start or not end else (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    except (ValueError, TypeError):  # no times, or one without its zone
+        return None
 
 
 def _strips(tracks: Sequence[RankTrack], first: int, last: int, incidents: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

@@ -6,7 +6,6 @@ replaced) is left out: the rest of the run is worth more than the error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,21 @@ from typing import Any
 from torch_watchdog.errors import RunDirectoryError
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.store.segments import read_frames, segment_files
+from torch_watchdog.store.shapes import CONTRACT, JOB, NEWEST_JOB_VERSION, incident_schema, object_of
 from torch_watchdog_proto.codec import MalformedMessageError, read_stored_report
 from torch_watchdog_proto.messages import NodeReport, StepBlock
 
-__all__ = ["holds_steps", "read_blocks", "read_events", "read_incidents", "read_job", "read_newest_blocks", "read_reports", "step_range"]
+__all__ = [
+    "holds_steps",
+    "read_blocks",
+    "read_contract",
+    "read_events",
+    "read_incidents",
+    "read_job",
+    "read_newest_blocks",
+    "read_reports",
+    "step_range",
+]
 
 
 def read_blocks(run_dir: Path, rank: int | None = None, first_step: int | None = None, last_step: int | None = None) -> Iterator[StepBlock]:
@@ -68,28 +78,39 @@ def read_events(run_dir: Path) -> tuple[Mapping[str, Any], ...]:
     """The lines of events.jsonl, oldest first; a line cut short is left out."""
     try:
         lines = RunDirectory(run_dir).events_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except OSError:
         return ()
-    found = (_object(line) for line in lines)
+    found = (object_of(line, {}) for line in lines)
     return tuple(event for event in found if event is not None)
 
 
 def read_incidents(run_dir: Path) -> tuple[Mapping[str, Any], ...]:
     """The incidents as their JSON objects, by number."""
     folders = (path for path in RunDirectory(run_dir).incidents.glob("*") if path.name.isdigit())
-    found = (_object(_text(folder / "incident.json")) for folder in sorted(folders, key=lambda path: int(path.name)))
+    found = (object_of(_text(folder / "incident.json"), incident_schema()) for folder in sorted(folders, key=lambda path: int(path.name)))
     return tuple(incident for incident in found if incident is not None)
 
 
 def read_job(run_dir: Path) -> Mapping[str, Any]:
-    """job.json. Raises RunDirectoryError where there is none, or it is no JSON."""
+    """job.json. Raises RunDirectoryError where there is none, it is not what a launch writes, or a newer version wrote it."""
     path = RunDirectory(run_dir).job_file
     if not path.is_file():
         raise RunDirectoryError(path, "there is no such file, so this is no run directory", "Pass the --dir that the launch was given")
-    job = _object(_text(path))
+    job = object_of(_text(path), JOB)
     if job is None:
         raise RunDirectoryError(path, "this is not the JSON object that a launch writes", "The rest of the run directory may still be read")
+    version = job.get("schema_version") or NEWEST_JOB_VERSION
+    if version > NEWEST_JOB_VERSION:
+        raise RunDirectoryError(path, f"a newer torch-watchdog wrote this (version {version} of its form)", "Read it with that version")
     return job
+
+
+def read_contract(path: Path) -> Mapping[str, Any]:
+    """What a rank learned. Raises RunDirectoryError, OSError where it is not there."""
+    found = object_of(path.read_text(encoding="utf-8", errors="replace"), CONTRACT)
+    if found is None:
+        raise RunDirectoryError(path, "this is not the JSON object that a rank writes", "Look at the file, or at another --rank")
+    return found
 
 
 def _text(path: Path) -> str:
@@ -97,11 +118,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _object(text: str) -> Mapping[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
