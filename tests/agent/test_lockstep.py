@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from torch_watchdog_agent.hooks import collectives
 from torch_watchdog_agent.hooks.collectives import described
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Collective, Lockstep, Mismatch, violation_of
+from torch_watchdog_proto.rescue_words import GroupCalls
 
 
 def ranks(folder: Path, count: int, group: str = "0") -> list[Lockstep]:
@@ -96,3 +98,39 @@ def test_the_words_name_both_ranks_by_their_global_number_and_say_what_to_do() -
     found = violation_of(ops, who, source="train.py:40")
     assert "different collectives" in found.summary
     assert "branch" in found.fix
+
+
+class Group:
+    """A process group of a backend that numbers every call, as gloo does, or only the collectives, as NCCL does."""
+
+    group_name = "numbered by a test"
+
+    def __init__(self, *, counts_sends: bool) -> None:
+        self.number, self.step = 0, int(counts_sends)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.number
+
+    def send(self, tensor: object) -> str:
+        self.number += self.step
+        return f"sent {tensor}"
+
+
+@pytest.mark.parametrize("counts_sends", [True, False])
+def test_calls_between_two_ranks_are_no_collectives_of_the_group(counts_sends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_not_collective", {})
+    group, send = Group(counts_sends=counts_sends), collectives._set_apart(Group.send)
+    assert [send(group, number) for number in range(3)] == ["sent 0", "sent 1", "sent 2"]
+    group.number += 5
+    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=5)
+
+
+def test_the_newest_call_is_told_until_c_plus_plus_has_made_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, gathered = Group(counts_sends=True), gather((4, 7))
+    monkeypatch.setattr(collectives, "_newest", {group.group_name: (0, gathered)})
+    group.number = 1
+    assert collectives._made_on(group) == GroupCalls(
+        group=group.group_name, made=1, newest="all_gather of (4, 7) int64", alike=gathered.alike
+    )
+    group.number = 2
+    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=2)
