@@ -1,7 +1,7 @@
 """The fault-injection suite: `python tests/faults/run.py` runs what is not in the results yet, then prints the table.
 
 Pieces: `--seeds 0 1 2`, `--clean 0:60`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
-beside `--out`; `--fresh` forgets them.
+beside `--out`; `--fresh` forgets them. `--at-once N`: that many launches beside each other, where the machine has the cores for it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import os
 import platform
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,14 +35,15 @@ runs alike. Findings besides are listed below the table: in a launch with faults
 def main() -> None:
     options = arguments()
     known: dict[str, Any] = {} if options.fresh or not options.out.exists() else json.loads(options.out.read_text())["runs"]
-    begun = time.monotonic()
-    for name, plan, placed in todo(options):
-        if time.monotonic() - begun > options.seconds:
-            break
-        if name not in known:
-            known[name] = run(plan, placed)
-            print(name, json.dumps(known[name])[:300], flush=True)
-            write(options.out, known)
+    until = time.monotonic() + options.seconds
+    waiting = [one for one in todo(options) if one[0] not in known]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for done in as_completed([pool.submit(run_before, until, *one) for one in waiting]):
+            name, result = done.result()
+            if result is not None:
+                known[name] = result
+                print(name, json.dumps(result)[:300], flush=True)
+                write(options.out, known)
     told = table(json.loads(options.out.read_text()))
     options.out.with_name("RESULTS.md").write_text(f"# Faults on purpose, and clean runs\n\n{WORDS}\n\n{told}\n")
     print(told)
@@ -52,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clean", default="0:60")
     parser.add_argument("--only", help="fault")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"))
+    parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     parser.add_argument("--fresh", action="store_true")
     return parser.parse_args()
@@ -63,6 +67,11 @@ def todo(options: argparse.Namespace) -> list[tuple[str, dict[str, Any], list[tu
         return [one for one in faulty if any(fault.name == options.only for fault, _ in one[2])]
     first, last = map(int, options.clean.split(":"))
     return faulty + [(f"clean-{number:02}", plan, []) for number, plan in enumerate(clean_runs()) if first <= number < last]
+
+
+def run_before(until: float, name: str, plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> tuple[str, dict[str, Any] | None]:
+    """None: it is too late to begin another."""
+    return name, None if time.monotonic() > until else run(plan, placed)
 
 
 def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]
     shutil.rmtree(folder, ignore_errors=True)
     return (
         judged(placed, incidents)
-        | {"exit_code": code, "seconds": round(seconds, 1), "plan": plan}
+        | {"exit_code": code, "seconds": round(seconds, 1), "load": round(os.getloadavg()[0], 1), "plan": plan}
         | ({"tail": tail} if (code if not placed else not incidents) else {})
     )
 
@@ -154,10 +163,34 @@ def table(results: dict[str, Any]) -> str:
         f"{len(found)} faults: {told} told, {right} with the right rank; {sum(len(run['surprises']) for run in faulty)} other findings in those launches. "
         f"{len(clean)} clean runs ({hours:.2f} h): {alarms} false alarms, {alarms / hours if hours else 0:.1f} an hour.",
         "",
-        f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores, gloo.",
+        f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores, gloo.{load_of(runs)}",
     ]
+    lines += ["", *precursors(found, clean, hours)]
     surprises = [f"* {name}: {one}" for name, run in runs.items() for one in run["surprises"]]
     return "\n".join(lines + ([""] + surprises if surprises else []))
+
+
+def load_of(runs: dict[str, Any]) -> str:
+    """What else the machine did meanwhile."""
+    loads = [run["load"] for run in runs.values() if "load" in run]
+    return (
+        f" Load average at the end of {len(loads)} of the launches: {statistics.median(loads):.1f}, at most {max(loads)}." if loads else ""
+    )
+
+
+def precursors(found: list[dict[str, Any]], clean: dict[str, dict[str, Any]], hours: float) -> list[str]:
+    """How early each warning comes after its fault has begun, and how often it came in a clean run."""
+    lines = [
+        "| warning | told | steps after the fault began: least, median, most | false alarms in the clean runs |",
+        "|---|---|---|---|",
+    ]
+    for kind in sorted({kind for fault in LASTING for kind in fault.kinds}):
+        mine = [one for one in found if kind in FAULTS[one["fault"]].kinds and FAULTS[one["fault"]].lasts]
+        steps = sorted(one["after_steps"] for one in mine if one["after_steps"] is not None)
+        early = f"{steps[0]}, {statistics.median_low(steps)}, {steps[-1]}" if steps else ""
+        wrong = sum(one.startswith(f"{kind}: ") for run in clean.values() for one in run["surprises"])
+        lines.append(f"| {kind} | {sum(one['told'] for one in mine)}/{len(mine)} | {early} | {wrong} in {hours:.2f} h |")
+    return lines
 
 
 assert len(FAULTS) == 30 and all(fault.lasts for fault in LASTING)

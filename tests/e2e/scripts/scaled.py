@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 2)))
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    rows = [(torch.tensor([index % 10, 1]), index % 2) for index in range(160)]
+    rows = [(torch.tensor([index % 10, 1]), index % 2) for index in range(480)]
     for step, (ids, labels) in enumerate(DataLoader(rows, batch_size=4)):
         loss = 64 * nn.functional.cross_entropy(model(ids), labels)
         if step >= nan_from and os.environ["RANK"] == "1":
@@ -32,6 +33,7 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+        time.sleep(0.02)  # so that an order to stop can come before the end
         os.write(1, f"step {step} norm {float(norm)} scale {scaler.get_scale():g}\n".encode())
     dist.destroy_process_group()
 
