@@ -63,6 +63,11 @@ class Ingest:
         """Records that the disk did not take."""
         return self._writer.num_dropped
 
+    @property
+    def is_dropping_writes(self) -> bool:
+        """The disk did not take the newest one."""
+        return self._writer.is_dropping
+
     def live(self, name: str) -> LiveJob:
         """Raises UnknownJobError."""
         if name not in self._jobs:

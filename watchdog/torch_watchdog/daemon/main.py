@@ -175,7 +175,7 @@ async def _web(
 
 
 def _unready(ingest: Ingest) -> str | None:
-    return "the run directories cannot be written: records are being dropped" if ingest.num_dropped_writes else None
+    return "the run directories cannot be written: records are being dropped" if ingest.is_dropping_writes else None
 
 
 async def _keep_time(ingest: Ingest, wake: asyncio.Event, clock: Callable[[], float], alerting: Alerting | None) -> None:

@@ -6,23 +6,29 @@ what is written.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 __all__ = ["BackgroundWriter"]
 
+_QUIET_S = 60.0  # a disk that is nearly full takes some writes and not others
 Work = Callable[[], None]
 Done = Callable[[], None]
 
 
 class BackgroundWriter:
-    """Runs works in the order in which they were given. `say` gets one line, the first time that something is lost."""
+    """Runs works in the order in which they were given. `say` gets a line when writes begin to be lost and when they no longer are, once a minute at most."""
 
-    def __init__(self, *, max_pending: int, say: Callable[[str], None]) -> None:
+    def __init__(self, *, max_pending: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._queue: queue.Queue[tuple[Work, Done | None] | None] = queue.Queue(maxsize=max_pending)
-        self._say = say
+        self._say, self._clock = say, clock
+        self._said_s = -math.inf
+        self._told = False
         self.num_dropped = 0
+        self.is_dropping = False
         # A daemon thread, joined with a limit: a hung network disk must not keep the launcher from exiting.
         self._thread = threading.Thread(target=self._run, name="torch-watchdog-store", daemon=True)
         self._thread.start()
@@ -52,10 +58,21 @@ class BackgroundWriter:
                 work()
             except Exception as error:  # noqa: BLE001 - whatever one write meets, the next must be tried and every `done` be called
                 self._lost(str(error))
+            else:
+                self._written()
             if done is not None:
                 done()
 
     def _lost(self, reason: str) -> None:
         self.num_dropped += 1
-        if self.num_dropped == 1:
+        self.is_dropping = True
+        if not self._told and self._clock() - self._said_s >= _QUIET_S:
+            self._told, self._said_s = True, self._clock()
             self._say(f"the run directory cannot be written ({reason}): records are being dropped; the training goes on")
+
+    def _written(self) -> None:
+        if self.is_dropping and self._queue.qsize() < self._queue.maxsize // 2:
+            self.is_dropping = False
+            if self._told:
+                self._told = False
+                self._say(f"the run directory can be written again: {self.num_dropped} writes were lost so far")
