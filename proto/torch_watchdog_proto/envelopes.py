@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport, Order, Phase, Policy, RankMessage
 
-OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preemption"]
-ORDER_KINDS: tuple[OrderKind, ...] = ("order.stop", "order.checkpoint", "order.preemption")
+OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preemption", "order.cancel"]
+ORDER_KINDS: tuple[OrderKind, ...] = get_args(OrderKind)
 
 TOKEN_KEY = "torch-watchdog-token"  # noqa: S105 - the metadata entry of every call that carries the caller's token, where one is asked for
 LET_IN_KEY = "torch-watchdog-let-in"  # in the metadata by which a daemon answers before anything is said to it

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import environment, launch
+from launching import ended, environment, launch, start, until
 
 from torch_watchdog.daemon.token import token_for
 
@@ -52,6 +52,11 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     yield process
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=TIMEOUT_S)
+
+
+def start_in(folder: Path, command: list[str]) -> subprocess.Popen[str]:
+    folder.mkdir()
+    return start(folder, command)
 
 
 def committed(folder: Path) -> set[str]:
@@ -94,6 +99,26 @@ def test_a_stop_on_request_saves_and_ends_every_rank(running: subprocess.Popen[s
         assert "--resume watchdog_runs/job/checkpoints/" in launch(tmp_path, [*WATCHDOG, command]).out
     refused = launch(tmp_path, [*WATCHDOG, "stop", "job"])
     assert refused.code == 1 and "it is not running" in refused.err
+
+
+def test_a_stop_is_taken_back_while_a_rank_has_not_answered_and_nothing_of_it_remains(tmp_path: Path) -> None:
+    """One rank is in C code that holds the interpreter's lock, so that nothing can be decided yet."""
+    go, steps = tmp_path / "go", ("--steps", "40")
+    process = start(tmp_path, [*WATCHDOG, "--job", "job", *TORCHRUN, SCRIPT, *steps, "--deaf-until", str(go)])
+    until((tmp_path / "go.deaf").exists, "a rank is deaf")
+    waiting = start_in(tmp_path / "asked", [*WATCHDOG, "stop", "job", "--dir", str(tmp_path / "watchdog_runs")])
+    until(lambda: "every rank is told" in (tmp_path / "asked" / "out").read_text(), "the stop is under way")
+    taken_back = launch(tmp_path, [*WATCHDOG, "stop", "job", "--cancel"])
+    assert (taken_back.code, taken_back.out) == (0, "every rank is told\n"), taken_back.err
+    asked = ended(waiting, tmp_path / "asked")
+    assert asked.code == 1 and "given up: taken back by" in asked.err
+    too_late = launch(tmp_path, [*WATCHDOG, "stop", "job", "--cancel"])
+    assert too_late.code == 1 and "no order is under way" in too_late.err
+    go.touch()
+    run = ended(process, tmp_path)
+    assert run.code == 0 and "2 ranks, 40 steps" in run.err, run.err
+    assert committed(tmp_path) == set()
+    assert run.lines("step") == launch(tmp_path, [*TORCHRUN, SCRIPT, *steps]).lines("step")
 
 
 def test_a_launch_can_join_a_daemon_of_its_own(tmp_path: Path) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
-from launching import Ended, launch, script, torchrun, watchdog
+from launching import BIN, Ended, launch, script, torchrun, watchdog
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 # Of rank r's batch in step s (two ranks, four samples a batch): sample 8 s + r. Eight steps an epoch.
-MIDDLE, MIDDLE_OF_THE_OTHER, NEXT, LAST, FIRST = 8 * 4, 8 * 4 + 1, 8 * 5 + 1, 8 * 7 + 1, 1
+MIDDLE, MIDDLE_OF_THE_OTHER, NEXT, LAST, FIRST, SECOND = 8 * 4, 8 * 4 + 1, 8 * 5 + 1, 8 * 7 + 1, 1, 9
 
 
 def run(folder: Path, name: str, *words: object, ours: tuple[str, ...] | None = (), ranks: int = 2) -> Ended:
@@ -85,12 +86,29 @@ def test_on_four_ranks_with_two_bad_ones_the_step_is_left_out_everywhere(tmp_pat
         assert [line for line in ours if line in theirs] == theirs
 
 
-def test_in_the_very_first_step_everybody_stops_before_it(tmp_path: Path) -> None:
-    """Nothing has been learned, and nothing has been trained that could be saved."""
-    stopped = run(tmp_path, "stopped", "--bad", FIRST)
+@pytest.mark.parametrize(
+    ("ranks", "words", "sample"),
+    [(2, ("--bad", FIRST), 1), (4, ("--bad", FIRST), 1), (2, ("--evaluate-first", "--bad-evaluation", 9), 9)],
+)
+def test_before_anything_was_learned_all_ranks_end_with_the_diagnosis_and_the_next_run_leaves_the_sample_out(
+    ranks: int, words: tuple[object, ...], sample: int, tmp_path: Path
+) -> None:
+    """In the very first step, and in an evaluation before it: refused inside the forward; no update was applied, so there is nothing to save."""
+    stopped = run(tmp_path, "stopped", *words, "--rows", 128, ranks=ranks)
     assert stopped.code == 65, stopped.err
     (incident,) = stopped.incidents
     assert (incident["step"], incident["action"]["prevented"], incident["batch"]["value"]) == (0, True, 51)
+    assert (incident["origin"]["rank"], incident["batch"]["sample"]["dataset_index"]) == (1, sample)
+    assert all(len(stopped.lines(f"rank {rank} loss")) <= 1 for rank in range(ranks)) and not stopped.lines("done")
+    assert not list(stopped.run_dir.glob("checkpoints/*"))
+    (again,) = (line.partition("again  ")[2] for line in stopped.err.splitlines() if "  again  " in line)
+    trained = launch(stopped.folder, [str(BIN / "watchdog"), "--job", "again", *shlex.split(again)[1:]])
+    assert trained.code == 0 and len(trained.lines("done")) == ranks, trained.err
+
+
+def test_in_the_second_step_already_the_stop_is_clean(tmp_path: Path) -> None:
+    stopped = run(tmp_path, "stopped", "--bad", SECOND)
+    assert stopped.code == 65 and checkpoint(stopped).name == "step-1", stopped.err
 
 
 def test_in_an_evaluation_the_bad_batch_is_named_and_kept_from_the_model(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A tiny training for the tests of a launch: exact losses on stdout, then an end as the arguments ask for it."""
 
 import argparse
+import ctypes
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ def main():
     parser.add_argument("--fail-first-attempt", action="store_true")
     parser.add_argument("--count-signals", action="store_true")
     parser.add_argument("--done-file", type=Path)
+    parser.add_argument("--deaf-until", type=Path, help="after step 10 the last rank holds the interpreter's lock until this file is there")
     options = parser.parse_args()
 
     fails = options.fail_first_attempt and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
@@ -50,6 +52,8 @@ def main():
             print(f"{'attempt 0 ' if fails else ''}step {step} loss {loss.item().hex()}", flush=True)
         if fails and rank == 0 and step == 2:
             sys.exit(9)
+        if options.deaf_until and step == 10 and rank == world_size - 1:
+            ctypes.PyDLL(None).system(f"touch {options.deaf_until}.deaf; while [ ! -e {options.deaf_until} ]; do sleep 0.05; done".encode())
         time.sleep(options.step_time_s)
         if signalled and step > 20:
             break  # late enough for a second signal to be seen

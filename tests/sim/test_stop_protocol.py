@@ -169,6 +169,12 @@ def test_an_order_is_taken_back_until_it_is_decided() -> None:
     assert [rank.end for rank in late.attempts[0].ranks] == ["left"] * 2
 
 
+def test_nobody_takes_back_the_order_of_a_bad_batch() -> None:
+    world = job(bad(1, 2), *(Fault("cancel", 0.1 * tenth) for tenth in range(60)), world=2, steps=5, seed=1, delays=(0.1,))
+    assert any("which nobody asked for" in refusal.reason for refusal in world.refused)
+    assert [(rank.end, rank.applied) for rank in world.attempts[0].ranks] == [("left", [0, 1])] * 2
+
+
 def test_a_daemon_that_comes_back_does_not_part_ranks_that_have_a_decision_from_those_that_wait_for_it() -> None:
     """Found by the simulation: a second stop made those forget the first, on which others had left."""
     for limit in range(1, 16):

@@ -1,6 +1,7 @@
 """What a node process knows of the job's end by itself: the orders that passed through it, and what its ranks said.
 
-Stands in for the daemon's answer where the daemon is gone by the end: the exit code must not depend on it. Pure.
+Stands in for the daemon's answer where the daemon is gone by the end, or has not heard the order that ranks have left on, because an earlier one gave it: the
+exit code must not depend on that. Pure.
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ class LastWords:
         if attempt > self._attempt:
             self._attempt, self._codes, self._left, self._found, self._left_out = attempt, {}, None, {}, set()
 
+    def left_with(self) -> int | None:
+        """The exit code of the order that ranks of this node have left on: their keepers say 0."""
+        return self._codes.get(self._left) if self._left is not None else None
+
     def outcome(self, exit_code: int, *, why: str) -> JobOutcome:
         """How the job ended, as far as it is known here. `why` there is no better answer becomes a line."""
-        stopped = self._codes.get(self._left) if self._left is not None else None
+        stopped = self.left_with()
         if stopped is None and exit_code != 0 and any(step not in self._left_out for _, step in self._found):
             stopped = EXIT_BAD_DATA  # a rank refused the batch and failed of it
         return JobOutcome(exit_code=stopped, lines=(why, *list(self._found.values())[:4]))

@@ -82,7 +82,8 @@ class NodeWork:
         answer = await self._link.say_goodbye(NodeGoodbye(exit_code=exit_code, signal=signal))
         if answer is None:
             return JobOutcome(exit_code=None, lines=("the daemon had refused this launch: nothing was watched",))
-        return JobOutcome(exit_code=answer.exit_code, incidents=answer.incidents, lines=answer.lines)
+        decided = self.last_words.left_with() if answer.exit_code is None else answer.exit_code
+        return JobOutcome(exit_code=decided, incidents=answer.incidents, lines=answer.lines)
 
     async def close(self) -> None:
         self._gpus.stop()

@@ -81,7 +81,7 @@ class Coordinator:
         skip_budget: SkipBudget = SkipBudget(),
     ) -> None:
         self._skip_budget, self._skipped = skip_budget, deque[int](maxlen=skip_budget.max_skips)
-        self._ranks = Ranks(world=frozenset(range(world_size)))
+        self._ranks = Ranks(world=frozenset(range(world_size)), earlier=generation)
         self._policy = policy
         self._checkpoints_dir = checkpoints_dir
         self._grace_s = grace_s
@@ -90,6 +90,7 @@ class Coordinator:
         self._deeds: Mapping[Deed, _Deed] = {
             "open": self._open, "open_anew": self._open_anew, "refuse": self._refuse, "say_again": self._say_again, "note": self._note,
             "commit": self._commit, "seal": self._seal, "leave": self._leave, "go_on": self._go_on, "close": self._close, "give_up": self._give_up,
+            "let_go": self._let_go,
         }  # fmt: skip
 
     @property
@@ -190,8 +191,11 @@ class Coordinator:
         if order is None:
             missing = ranks_in_words(ranks.world - ranks.here)
             return (Refusal(reason=f"ranks {missing} cannot be reached: {len(ranks.here)} of {len(ranks.world)} answered so far"),)
-        decided = " and decided: it cannot be taken back any more" if isinstance(event, CancelRequested) else ""
-        return (Refusal(reason=f"order {order.generation} ({order.kind}) is under way{decided}: {order.reason}"),)
+        why_not = ""
+        if isinstance(event, CancelRequested):
+            undecided = order.state == "preparing"
+            why_not = ", which nobody asked for" if undecided else " and decided: it cannot be taken back any more"
+        return (Refusal(reason=f"order {order.generation} ({order.kind}) is under way{why_not}: {order.reason}"),)
 
     # Agreement
 
@@ -255,6 +259,12 @@ class Coordinator:
     def _go_on(self, event: Event, now: float) -> tuple[Effect, ...]:
         told = self._leave(event, now)
         return told + self._end("done", self._under_way().reason, now)
+
+    def _let_go(self, event: Event, _now: float) -> tuple[Effect, ...]:
+        """The rank that spoke waits for an answer that will never come: what was not sealed is no checkpoint."""
+        if not isinstance(event, FromRank) or not isinstance(event.message, Saved | Committed):
+            raise TypeError(f"the table leads {event} to a deed for a part")
+        return self._tell({event.message.rank}, Leave(generation=event.message.generation))
 
     # The end of an order
 

@@ -15,9 +15,12 @@ __all__ = ["Ranks", "recognise"]
 
 @dataclass(slots=True, kw_only=True)
 class Ranks:
-    """The ranks of the attempt. `here`: those that can be spoken to; `finished`: those whose training has ended by itself."""
+    """The ranks of the attempt. `here`: those that can be spoken to; `finished`: those whose training has ended by itself. Orders up to `earlier` were
+    given by a daemon that is no more.
+    """
 
     world: frozenset[int]
+    earlier: int = 0
     here: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
 
@@ -28,7 +31,7 @@ def recognise(event: Event, order: OpenOrder | None, ranks: Ranks, now: float) -
         case StopRequested():
             return "request" if order is not None or ranks.world <= ranks.here else "request_too_early"
         case CancelRequested():
-            return "cancel"
+            return "cancel_of_hold" if order is not None and order.veto is not None and order.state == "preparing" else "cancel"
         case Tick():
             return "deadline" if order is not None and now >= order.deadline else None
         case RankGone():
@@ -40,6 +43,8 @@ def recognise(event: Event, order: OpenOrder | None, ranks: Ranks, now: float) -
 def _said(message: RankMessage, order: OpenOrder | None, ranks: Ranks) -> Trigger | None:
     if isinstance(message, Hold):
         return _held(message, order)
+    if isinstance(message, Saved | Committed) and message.generation <= ranks.earlier:
+        return "part_of_no_order"
     if order is None:
         return None
     match message:

@@ -25,6 +25,12 @@ def test_a_rank_that_left_on_an_order_ends_the_job_with_its_code() -> None:
     assert outcome.lines == ("gone", "rank 1, step 4: ids[1] = 70")
 
 
+def test_what_ranks_have_left_on_is_known_where_the_daemon_is_a_new_one() -> None:
+    commit = Commit(generation=3, veto=4, exit_code=65)
+    assert words(HOLD, commit, Left(rank=0, generation=3, updates_applied=4)).left_with() == 65
+    assert words(HOLD, commit).left_with() is None
+
+
 def test_a_rank_that_failed_of_a_bad_batch_makes_it_bad_data() -> None:
     assert words(HOLD).outcome(1, why="gone").exit_code == 65
 

@@ -63,6 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro", type=int, default=1)
     parser.add_argument("--bad", type=int, nargs="*", default=[])
     parser.add_argument("--bad-evaluation", type=int, nargs="*")
+    parser.add_argument("--evaluate-first", action="store_true", help="before the first step, too, as Lightning does")
     parser.add_argument("--never", type=int, nargs="*", default=[])
     parser.add_argument("--async-save", help="folder of an asynchronous checkpoint that is begun in the second step and awaited at the end")
     parser.add_argument("--restore", action="store_true")
@@ -123,6 +124,8 @@ def main() -> None:
         resumed = torch_watchdog_agent.restore(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader)
         first_epoch, step = resumed.epoch, resumed.step
     saving, beside = None, dist.new_group(backend="gloo") if args.async_save else None  # on the training's own group the two would mix
+    if args.evaluate_first:
+        evaluate(model, Rows(32, args.bad_evaluation))
     for epoch in range(first_epoch, 2):
         seen = 0
         for batch in loader:

@@ -272,6 +272,19 @@ def test_a_second_request_is_refused_with_the_first_as_its_reason() -> None:
     assert ["maintenance" in effect.reason for effect in effects if isinstance(effect, Refused)] == [True]
 
 
+def test_a_request_is_taken_back_while_a_rank_has_not_promised_and_the_job_goes_on() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.handle(OrderRequested(kind="order.stop", by="ann", reason="maintenance"))
+    run.say(m.Ack(rank=0, generation=1, passed=7))
+    assert orders(run.handle(OrderRequested(kind="order.cancel", by="bob", reason=""))) == [(0, m.Abandon), (1, m.Abandon)]
+    run.say(m.Ack(rank=1, generation=1, passed=7))
+    assert (run.incidents[0]["status"], run.incidents[0]["summary"].rpartition("; ")[2]) == ("resolved", "given up: taken back by bob")
+    (again,) = (effect for effect in run.handle(OrderRequested(kind="order.cancel", by="bob", reason="")) if isinstance(effect, Refused))
+    assert again.reason == "no order is under way"
+    assert run.end(0) is None
+
+
 # Losses
 
 

@@ -60,6 +60,14 @@ def test_accelerate_says_it_by_flags_or_by_its_file() -> None:
     assert of("accelerate launch train.py", file=file | {"rdzv_backend": "c10d"}) == (2, "10.0.0.1", 5, None)
 
 
+def test_machines_that_accelerate_starts_on_cpus_are_coupled_by_nothing_and_are_jobs_of_their_own() -> None:
+    flags = "--num_machines 2 --machine_rank 1 --main_process_ip 10.0.0.1 --main_process_port 5 train.py"
+    assert of(f"accelerate launch --cpu {flags}") is None
+    assert of(f"accelerate launch {flags}", file={"use_cpu": "true"}) is None
+    assert of(f"accelerate launch --multi_gpu {flags}", file={"use_cpu": "true"}) == (2, "10.0.0.1", 5, 1)
+    assert of(f"accelerate launch {flags}", file={"use_cpu": "false"}) == (2, "10.0.0.1", 5, 1)
+
+
 def test_accelerates_file_is_the_one_that_it_is_given_or_its_default() -> None:
     assert accelerate_file(["accelerate", "launch", "--config_file", "a.yaml", "train.py"], {}) == "a.yaml"
     assert accelerate_file(["accelerate", "launch", "train.py"], {"HOME": "/h"}) == "/h/.cache/huggingface/accelerate/default_config.yaml"

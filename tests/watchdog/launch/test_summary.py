@@ -162,6 +162,25 @@ def test_the_incident_that_ended_the_job_is_told_before_a_graver_one_that_did_no
     assert summarise([skipped, stop], replace(END, exit_code=0))[0] == "job train-1 stopped on request (exit code 0)"
 
 
+def test_a_stop_that_was_taken_back_is_no_finding_of_a_job_that_went_on() -> None:
+    taken_back = {
+        "kind": "order.stop",
+        "severity": "info",
+        "summary": "a clean stop; given up: taken back by ann",
+        "action": {"exit_code": None},
+    }
+    end = replace(END, exit_code=0, stopped_by_us=False)
+    assert summarise([taken_back], end) == ["job train-1: 2 ranks, 6 steps, nothing found (exit code 0)"]
+    assert "order.stop" in summarise([taken_back], replace(end, exit_code=1))[0]
+
+
+def test_where_nothing_was_saved_the_next_run_leaves_the_sample_out() -> None:
+    unsaved = INCIDENT | {"action": INCIDENT["action"] | {"checkpoint": None}}
+    lines = summarise([unsaved], replace(END, quarantine="/home/a/watchdog_runs/train-1/quarantine.jsonl"))
+    again = "watchdog --policy stop --quarantine watchdog_runs/train-1/quarantine.jsonl torchrun --nproc-per-node 2 'my train.py'"
+    assert lines[-3:] == ["  saved  no checkpoint was written", f"  again  {again}", "  more   watchdog timeline watchdog_runs/train-1"]
+
+
 def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
     incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "summary": "rank 1 was killed by signal 9"}
     assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)

@@ -83,7 +83,7 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderRequested:
-    """A person or a signal asks for a boundary of the whole job."""
+    """A person asks for a boundary of the whole job, or takes back what was asked for before."""
 
     kind: OrderKind
     by: str

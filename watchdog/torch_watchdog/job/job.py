@@ -348,6 +348,8 @@ class Job:
             return (Refused(reason="the job has ended"),)
         if self._coordinator is None:
             return (Refused(reason="no rank has reported yet: try again once the training has begun"),)
+        if event.kind == "order.cancel":
+            return tuple(self._tell_coordinator(stop.CancelRequested(by=event.by), now))
         reason = event.reason or f"requested by {event.by}"
         leave = event.kind != "order.checkpoint"
         request = stop.StopRequested(kind=event.kind, by=event.by, reason=reason, exit_code=0, save=True, leave=leave)

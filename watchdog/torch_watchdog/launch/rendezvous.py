@@ -74,7 +74,9 @@ def _of_torchrun(words: Sequence[str], environment: Mapping[str, str]) -> Rendez
 
 def _of_accelerate(words: Sequence[str], file: Mapping[str, str]) -> Rendezvous | None:
     given = {name: option(words, (f"--{name}", f"--{name.replace('_', '-')}")) or file.get(name, "") for name in _ACCELERATE_NAMES}
-    nodes, host = _number(given["num_machines"], 1), given["main_process_ip"]
+    # For CPUs accelerate starts one process on each machine and couples them by nothing (but under mpirun, which is another launcher to us).
+    alone = "--cpu" in words or (file.get("use_cpu", "").lower() == "true" and "--multi_gpu" not in words)
+    nodes, host = 1 if alone else _number(given["num_machines"], 1), given["main_process_ip"]
     backend = given["rdzv_backend"] or "static"
     if nodes < 2 or not host or backend not in _BY_ADDRESS:
         return None

@@ -99,8 +99,8 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
 
 
 def _is_only_asked_for(first: Incident, end: JobEnd) -> bool:
-    """A checkpoint on request is no finding of a job that went on to its own end."""
-    return first.get("kind") == "order.checkpoint" and not end.stopped_by_us and end.exit_code == 0
+    """A checkpoint on request, or a stop that was taken back, is no finding of a job that went on to its own end."""
+    return is_order(first) and not end.stopped_by_us and end.exit_code == 0
 
 
 def first_to_tell(incidents: Sequence[Incident]) -> Incident | None:
@@ -215,6 +215,8 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
         lines.append(f"  saved  {one_line(path)} ({checkpoint_state(checkpoint)})")
     elif end.stopped_by_us:
         lines.append("  saved  no checkpoint was written")
+        if end.quarantine:
+            lines.append("  again  " + shlex.join(("watchdog", *_options(end), *end.command)))
     if path and checkpoint.get("committed"):
         lines += _resume_lines(checkpoint.get("format") or "dcp", path, end)
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
@@ -225,7 +227,7 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
 
 def _resume_lines(form: str, path: str, end: JobEnd) -> list[str]:
     """What to type, and what the script must call for it, by the form that the checkpoint was written in."""
-    options = (*end.options, "--quarantine", as_typed(end.quarantine, end.here)) if end.quarantine else end.options
+    options = _options(end)
     calls = {
         "transformers": "trainer.train(resume_from_checkpoint=True)",
         "lightning": f'trainer.fit(..., ckpt_path="{path}/lightning.ckpt")',
@@ -237,6 +239,11 @@ def _resume_lines(form: str, path: str, end: JobEnd) -> list[str]:
         "  resume " + shlex.join(("watchdog", *options, *end.command)),
         f"  call   {calls[form]}, in the script: nothing else resumes it",
     ]
+
+
+def _options(end: JobEnd) -> tuple[str, ...]:
+    """With what was left out, so that the same sample does not stop the next run, too."""
+    return (*end.options, "--quarantine", as_typed(end.quarantine, end.here)) if end.quarantine else end.options
 
 
 def as_typed(path: str, here: str) -> str:
