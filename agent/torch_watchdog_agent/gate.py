@@ -89,8 +89,8 @@ class Gate:
                 return decision
             self._propose(decision)
 
-    def answer(self, generation: int, *, deadline: float, beyond: type[Order] | None = None) -> WriteCommitted | Leave:
-        """What the coordinator says after this rank has saved. A lost line or the deadline ends the order without a checkpoint.
+    def answer(self, generation: int, *, deadline: float, beyond: type[Order] | None = None) -> WriteCommitted | Leave | None:
+        """What the coordinator says after this rank has saved. None: the line is lost, or nothing came by the deadline.
 
         `beyond`: WriteCommitted once that has been done, so that it is not taken for news.
         """
@@ -100,8 +100,13 @@ class Gate:
                 if answer is not None and not (beyond is not None and isinstance(answer, beyond)):
                     return answer
                 if self._now() >= deadline:
-                    return Leave(generation=generation)
+                    return None
                 self._changed.wait(self._until(deadline))
+
+    @property
+    def has_order(self) -> bool:
+        """Whether an order is decided that this rank has not acted on, or is acting on."""
+        return self._participant.has_order
 
     def done(self, generation: int) -> None:
         with self._changed:

@@ -163,7 +163,10 @@ class Rank:
         self.gate.on_lost()
         self.rescuer.lost()
         keeper.announce_watched(watched=False)
-        self.say("the node process is gone: training goes on without the watchdog (no guard, no clean stop, no timeline from here)")
+        if self.gate.has_order:
+            self.say("the node process is gone: what was decided with it is carried out, and nothing is watched after that")
+        else:
+            self.say("the node process is gone: training goes on without the watchdog (no guard, no clean stop, no timeline from here)")
 
     def finish(self) -> None:
         """At interpreter exit: no gate will follow."""

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_proto.messages import Commit, Committed, Left, Saved, Saving, WriteCommitted
+from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Saved, Saving, WriteCommitted
 
 if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.part import RankPart
     from torch_watchdog_agent.rank import Rank
 
 __all__ = ["Saver"]
@@ -48,13 +49,13 @@ class Saver:
         rank.tell(Saving(rank=rank.identity.rank, generation=commit.generation, updates_applied=rank.loop.updates_applied))
         self.busy = True
         try:
-            saved = self._write(commit)
+            saved, of_all = self._write(commit)
             rank.tell(saved)
-            return self._finish(commit, saved)
+            return self._finish(commit, saved, of_all)
         finally:
             self.busy = False
 
-    def _write(self, commit: Commit) -> Saved:
+    def _write(self, commit: Commit) -> tuple[Saved, tuple[RankPart, ...]]:
         from torch_watchdog_agent import checkpoint
         from torch_watchdog_agent.checkpoint.errors import in_words
         from torch_watchdog_agent.checkpoint.rng import RngState
@@ -70,29 +71,54 @@ class Saver:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the coordinator
-            return self._saved(commit.path, commit, error=in_words(error))
-        return self._saved(str(part.path), commit, finite=part.finite, files=part.files, format=part.format)
+            return self._saved(commit.path, commit, error=in_words(error)), ()
+        return self._saved(str(part.path), commit, finite=part.finite, files=part.files, format=part.format), part.of_all
 
     def _saved(self, path: str, commit: Commit, **fields: Any) -> Saved:
         return Saved(
             rank=self._rank.identity.rank, generation=commit.generation, updates_applied=self._rank.loop.updates_applied, path=path, **fields
         )  # fmt: skip
 
-    def _finish(self, commit: Commit, saved: Saved) -> bool:
+    def _finish(self, commit: Commit, saved: Saved, of_all: tuple[RankPart, ...]) -> bool:
         gate = self._rank.gate
         # A central daemon has a grace time of its own: the launch's is what the user of this job asked for.
         deadline = gate.clock() + min(commit.grace_s, self._rank.config.grace_s)
         answer = gate.answer(commit.generation, deadline=deadline)
-        sealed = False
+        sealed = good = False
         if isinstance(answer, WriteCommitted):
             word = self.seal(commit, answer, Path(saved.path))
-            sealed = word.error is None
+            sealed, good = word.error is None, word.error is None and answer.good
             self._rank.tell(word)
             answer = gate.answer(commit.generation, deadline=deadline, beyond=WriteCommitted)
-        committed = not isinstance(answer, WriteCommitted) and answer.committed
+        elif answer is None:
+            sealed = good = self._seal_unasked(commit, saved, of_all)
+        committed = isinstance(answer, Leave) and answer.committed
         if not committed and not sealed:  # what is sealed is whole, even where nobody was left to say so
             self._discard(Path(saved.path))
-        return committed
+        return committed or (good and answer is None)
+
+    def _seal_unasked(self, commit: Commit, saved: Saved, of_all: tuple[RankPart, ...]) -> bool:
+        """Nobody is left to say that every part is whole. Those who wrote them together know it: what was decided is finished without a daemon."""
+        rank, first = self._rank, min(of_all, key=lambda part: part.rank, default=None)
+        if first is None:
+            rank.say(f"no checkpoint ({saved.error})")  # nobody else is left to say so
+            return False
+        if rank.identity.rank != first.rank or len({part.updates_applied for part in of_all}) > 1:
+            return False
+        finite = all(part.finite for part in of_all)
+        facts = {
+            "updates_applied": first.updates_applied, "format": saved.format, "ranks": sorted(part.rank for part in of_all), "finite": finite,
+            "kind": "batch" if commit.veto is not None else "order.stop" if commit.leave else "order.checkpoint", "reason": commit.reason,
+            "files": [{"name": file.name, "size": file.size, "sha256": file.sha256} for part in of_all for file in part.files],
+        }  # fmt: skip
+        word = self.seal(commit, WriteCommitted(generation=commit.generation, manifest=facts, good=finite), Path(saved.path))
+        if word.error is not None:
+            rank.say(f"no checkpoint: its daemon is gone, and it could not be sealed without it ({word.error})")
+            return False
+        rank.say(
+            f"the daemon was gone before it could seal the checkpoint: every rank's part is whole, so it was sealed without it: {saved.path}"
+        )
+        return finite
 
     def _discard(self, path: Path) -> None:
         """Nothing half written stays that a person could take for a checkpoint. The lowest rank's work, which is the one that seals."""

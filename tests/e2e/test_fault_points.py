@@ -19,12 +19,12 @@ LONGEST_S = (
     150.0  # start, ten steps, the timeouts of one order (10 s each), torchrun's own end of a failed launch (30 s); for two busy cores
 )
 
-FEW = ("rank-1 before Hold", "rank-0 got Commit", "rank-1 before Saved", "rank-0 before Committed", "node before Commit")
+FEW = ("rank-1 before Hold", "rank-0 got Commit", "rank-1 before Saved", "rank-0 before Committed", "node before Commit", "node got Saved")
 MORE = (
     *(f"rank-{rank} before {word}" for rank in (0, 1) for word in ("Ack", "Saving", "Left")),
     *(f"rank-{rank} got {word}" for rank in (0, 1) for word in ("Prepare", "Leave")),
     *("rank-1 got Commit", "rank-0 before Saved", "rank-0 got WriteCommitted"),
-    *(f"node got {word}" for word in ("Hold", "Ack", "Saving", "Saved", "Committed", "Left")),
+    *(f"node got {word}" for word in ("Hold", "Ack", "Saving", "Committed", "Left")),
     *(f"node before {word}" for word in ("Prepare", "WriteCommitted", "Leave")),
 )
 DAEMON = tuple(f"daemon before {word}" for word in ("Prepare", "Commit", "WriteCommitted", "Leave"))
@@ -43,6 +43,9 @@ def test_a_part_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Pa
     judge(run)
     if point.startswith("rank") and point.endswith(("Saving", "Saved")):  # the other one holds everything
         assert "(4 updates, verified)" in run.err, point
+    if point in ("node got Saving", "node got Saved", "node before WriteCommitted"):  # the ranks know that all is whole
+        assert [path.parent.name for path in run.folder.rglob(manifest.COMMITTED)] == ["step-4"], point
+        assert "every rank's part is whole, so it was sealed without it" in run.err, point
 
 
 @pytest.mark.parametrize("point", [DAEMON[1], *(pytest.param(point, marks=pytest.mark.slow) for point in DAEMON if point != DAEMON[1])])

@@ -60,6 +60,9 @@ def test_the_variables_of_a_launch_around_us_are_no_settings(monkeypatch: pytest
     [
         ({"policy": "halt"}, "--policy: "),
         ({"daemon": "somewhere"}, "--daemon: must be auto, HOST:PORT or unix:PATH"),
+        ({"daemon": "unix:"}, "--daemon: must be auto, HOST:PORT or unix:PATH"),
+        ({"daemon": "10.0.0.1:65536"}, "--daemon: must be auto, HOST:PORT or unix:PATH"),
+        ({"web": "localhost:99999"}, "--web: must be auto or HOST:PORT"),
         ({"job": "a/b"}, "--job: must be letters"),
         ({"grace": "0"}, "--grace: "),
         ({"grace": "soon"}, "--grace: must be a number of seconds"),

@@ -22,6 +22,7 @@ from torch_watchdog.errors import OutputError
 __all__ = ["make_certificates"]
 
 _AUTHORITY_DAYS = 3650
+LONGEST_COMMON_NAME = 64  # callers look at the alternative names
 _BACKDATED = timedelta(hours=1)  # clocks of nodes differ
 
 
@@ -41,7 +42,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], *, days: int) -> tuple
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([_general(host) for host in hosts])
     built = (
-        _builder(hosts[0], key.public_key(), authority.subject, days)
+        _builder(hosts[0][:LONGEST_COMMON_NAME], key.public_key(), authority.subject, days)
         .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -26,6 +26,7 @@ DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
 SITE_FILE = Path("/etc/torch-watchdog/config.toml")  # of the machine's owner: what it locks wins over every flag
 LONGEST_GRACE_S = 86_400
+HIGHEST_PORT = 65_535
 EXIT_CODES = {"bad_data": EXIT_BAD_DATA, "diverged": EXIT_DIVERGED, "machine": EXIT_MACHINE}
 
 
@@ -155,7 +156,7 @@ def _policy(value: Any) -> str:
 
 
 def _daemon(value: Any) -> str:
-    if value == "auto" or re.fullmatch(r"unix:.+|[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", _text(value)):
+    if value == "auto" or (_text(value).startswith("unix:") and len(value) > len("unix:")) or _is_host_and_port(value):
         return str(value)
     raise ValueError("must be auto, HOST:PORT or unix:PATH")
 
@@ -164,9 +165,14 @@ def _web(value: Any) -> str:
     """auto: any free port of this host."""
     if value == "auto":
         return "127.0.0.1:0"
-    if re.fullmatch(r"[^:\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", _text(value)):
+    if _is_host_and_port(_text(value)):
         return str(value)
     raise ValueError("must be auto or HOST:PORT")
+
+
+def _is_host_and_port(text: str) -> bool:
+    found = re.fullmatch(r"(?:[^:\s]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", text)
+    return found is not None and int(found[1]) <= HIGHEST_PORT
 
 
 def _alert(value: Any) -> tuple[str, ...]:

@@ -14,10 +14,20 @@ from torch_watchdog_proto.messages import SavedFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart:
+    """What every rank knows of one rank's part, once all are written."""
+
+    rank: int
+    updates_applied: int
+    finite: bool
+    files: tuple[SavedFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPart:
     """What this rank wrote, read back and digested. `path`: the name that the whole will have; until then it lies beside it, as `partial.NAME`.
 
-    `finite`: no NaN or infinity in anything that this rank holds.
+    `finite`: no NaN or infinity in anything that this rank holds. `of_all`: the parts of all ranks, where they wrote together.
     """
 
     path: Path
@@ -25,6 +35,7 @@ class SavedPart:
     finite: bool
     format: str
     not_covered: tuple[str, ...] = ()
+    of_all: tuple[RankPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

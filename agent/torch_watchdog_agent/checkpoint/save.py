@@ -8,11 +8,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 from torch_watchdog_agent.checkpoint.foreign import Writer
-from torch_watchdog_agent.checkpoint.part import Moment, SavedPart
+from torch_watchdog_agent.checkpoint.part import Moment, RankPart, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
@@ -49,7 +50,8 @@ def save_at(
         with marked_busy(), peers_of(rank, world_size, timeout_s=timeout_s) as peers:
             part = _save(path, subjects, peers, Moment(updates_applied=updates_applied, position=position, rng=rng, say=say))
             write_left_out(beside(part.path, "partial"), left_out, peers)
-            return part
+            mine = RankPart(rank=rank, updates_applied=updates_applied, finite=part.finite, files=part.files)
+            return replace(part, of_all=tuple(peers.gather(mine)))
     finally:
         before.restore()
 

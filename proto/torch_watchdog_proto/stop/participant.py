@@ -89,6 +89,10 @@ class Participant:
         self._answer: WriteCommitted | Leave | None = None
         self._why = ""  # the daemon took the order back
 
+    @property
+    def has_order(self) -> bool:
+        return self._commit is not None or bool(self._vetoes)
+
     # The control thread
 
     def handle(self, order: Order, *, phase: Phase = "train", now: float) -> tuple[RankMessage | Propose, ...]:

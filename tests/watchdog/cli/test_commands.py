@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -255,6 +256,40 @@ def test_an_error_is_one_sentence(runs: Runs, ended_job: RunDirectory, words: tu
     assert done.returncode == 1
     assert sentence in done.stderr and done.stderr.startswith("[torch-watchdog] ")
     assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("serve", "--dir", "a-file"), 1, "a-file: is no folder. Pass --dir DIR"),
+        (("certs", ""), 2, "a name or an address of a machine, not ''"),
+        (("certs", "node\n0"), 2, "a name or an address of a machine"),
+    ],
+)
+def test_what_a_command_cannot_take_is_one_sentence(runs: Runs, words: tuple[str, ...], code: int, sentence: str) -> None:
+    (runs.folder / "a-file").write_text("")
+    done = runs(*words)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_launch_whose_dir_is_a_file_says_that_and_runs_the_command(runs: Runs) -> None:
+    (runs.folder / "a-file").write_text("")
+    done = runs("--dir", "a-file", "echo", "trained")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.startswith("[torch-watchdog] this launch runs without the watchdog: ") and "a-file: is no folder" in done.stderr
+
+
+def test_a_certificate_for_a_name_longer_than_a_subject_may_be_is_made(runs: Runs) -> None:
+    assert runs("certs", f"{'node.' * 20}example").returncode == 0
+
+
+def test_another_users_job_hides_nobody_elses(runs: Runs, ended_job: RunDirectory) -> None:
+    broken = runs.add_job("their-job").root  # as a folder that may not be entered: root could
+    shutil.rmtree(broken)
+    broken.symlink_to(broken)
+    assert "train-1" in runs("jobs").stdout
+    assert "there is no job 'their-job' here" in runs("status", "their-job").stderr
 
 
 def test_a_job_file_that_is_torn_is_one_sentence(runs: Runs, ended_job: RunDirectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -20,6 +21,9 @@ def command(hosts: tuple[str, ...], out: Path, days: int) -> None:
 
     Give ca.crt to whoever calls (TORCH_WATCHDOG_CA_FILE), keep ca.key off the daemon's machine.
     """
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9*:._-]+", host):
+            raise click.BadParameter(f"a name or an address of a machine, not {host!r}", param_hint="HOST")
     made = make_certificates(out, hosts, days=days)
     for path in made:
         click.echo(path)

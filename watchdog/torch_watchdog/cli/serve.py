@@ -83,8 +83,10 @@ def command(context: click.Context, /, port: int, host: str, settings_file: Path
         from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
         from torch_watchdog.daemon.embedded import EmbeddedDaemon
         from torch_watchdog.daemon.token import TOKEN_FILE, kept_token, new_token
+        from torch_watchdog.store.run_directory import make_folder
         from torch_watchdog_proto.tls import leaves_the_machine
 
+    make_folder(config.directory)
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before the daemon's threads start, so that they leave both to us
     listen, token = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}",), new_token(os.environ)

@@ -26,7 +26,7 @@ from torch_watchdog.launch.nodes import Meeting, accelerate_settings, is_host
 from torch_watchdog.launch.plan import job_name, sees_all_ranks
 from torch_watchdog.launch.rendezvous import Rendezvous, rendezvous_of
 from torch_watchdog.launch.say import say
-from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog.store.run_directory import RunDirectory, make_folder
 from torch_watchdog_proto.envelopes import JoinAnswer
 
 __all__ = ["Seat", "take_seat"]
@@ -107,8 +107,8 @@ def _host(
 def _joined(config: LaunchConfig, rendezvous: Rendezvous, answer: JoinAnswer, daemon: str, token: str) -> Seat:
     """The job's folder is the host's where the nodes share it; else one of the same name, for what is kept on this node."""
     directory = RunDirectory(config.directory / answer.job)
+    make_folder(config.directory)
     try:
-        config.directory.mkdir(parents=True, exist_ok=True)
         directory.root.mkdir(mode=0o770, exist_ok=True)
     except OSError as error:
         raise RunDirectoryError(
@@ -155,10 +155,10 @@ def _own_directory(stack: contextlib.ExitStack, config: LaunchConfig, command: S
 
 def _claim_directory(parent: Path, name: str, *, given: bool) -> RunDirectory:
     """A folder of our own: a second run under one name (a requeue) gets NAME.2, because a taken name must not keep a training from running."""
+    make_folder(parent)
     for number in range(1, MAX_JOBS_OF_ONE_NAME):
         path = parent / (name if number == 1 else f"{name}.{number}")
         try:
-            parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o770)  # values of batches are in there: not for others, whatever the umask
         except FileExistsError:
             continue

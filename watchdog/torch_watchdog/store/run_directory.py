@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunDirectory", "write_json"]
+from torch_watchdog.errors import RunDirectoryError
+
+__all__ = ["RunDirectory", "make_folder", "write_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,19 @@ class RunDirectory:
     def contract_file(self, rank: int) -> Path:
         """What the rank has learned, written by the rank."""
         return self.root / "contract" / f"rank-{rank}.json"
+
+
+def make_folder(path: Path) -> None:
+    """For run directories, where there is none. Raises RunDirectoryError where it cannot be, or cannot be written to."""
+    advice = "Pass --dir DIR with a folder that can be written to"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise RunDirectoryError(path, "is no folder", advice) from error
+    except OSError as error:
+        raise RunDirectoryError(path, f"cannot be made ({error.strerror})", advice) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise RunDirectoryError(path, "cannot be written to", advice)
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o666) -> None:
