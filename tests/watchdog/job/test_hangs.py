@@ -97,8 +97,7 @@ def test_all_ranks_of_a_node_that_cannot_be_reached_are_named_and_nobody_says_it
         run.watch.asked(frozenset({0, 1, 2, 3}), run.generation, run.now)
         for rank in (0, 1):
             run.watch.answered(Looked(rank=rank, generation=run.generation, waits=True, stack=STACK, timeout_s=600.0))
-        for rank in (2, 3):
-            run.watch.state(rank, AWAY)
+        run.watch.state(2, AWAY)  # of 3 nobody has said a word, not even its node
         run.now += ANSWER_S
         verdict = run.watch.verdict(run.now)
         assert verdict is not None
@@ -111,6 +110,7 @@ def test_what_was_read_from_outside_says_where_a_silent_rank_is() -> None:
     run.now = run.watch.deadline or 0.0
     run.watch.asked(frozenset({0, 1}), 1, run.now)
     run.watch.answered(Looked(rank=0, generation=1, waits=True, stack=STACK, timeout_s=600.0))
+    run.watch.state(1, "S")
     run.watch.stack(1, "    fail (train.py:66)\n    main (train.py:9)\n")
     verdict = run.watch.verdict(run.now + ANSWER_S)
     assert verdict is not None

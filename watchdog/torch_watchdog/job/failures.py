@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, first_failure, gave_up
-from torch_watchdog.job.standstill import Place, elsewhere, silence, split
+from torch_watchdog.job.standstill import AWAY, Place, elsewhere, silence, split
 from torch_watchdog.rules.death import PATIENCE_S
 from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import Failed, Looked
@@ -153,7 +153,7 @@ class FailureWatch:
         return [replace(end, hung=whys[end.rank], desync=found is not None, finished=False) for end in ends]
 
     def _silence(self, rank: int) -> str:
-        return silence(self._states.get(rank, "?"), self._outside.get(rank, ""))
+        return silence(self._states.get(rank, AWAY), self._outside.get(rank, ""))
 
     @property
     def culprit_is_known(self) -> bool:

@@ -99,7 +99,7 @@ class HangWatch:
             return None
         stood_s = now - self._last
         self._asked_at, asked_before = None, self._stopped_before
-        self._stopped_before = frozenset(rank for rank in self._asked if self._states.get(rank) in ("T", AWAY))
+        self._stopped_before = frozenset(rank for rank in self._asked if self._state(rank) in ("T", AWAY))
         self._ask_again_at = now + self._unusual_s() / 2
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
         late = sorted(self._asked - set(waiting))
@@ -109,7 +109,7 @@ class HangWatch:
             return self._judge_split(split([Place.of(answer) for answer in self._answers.values()]), stood_s)
         rank = late[0] if not self._stopped_before else min(self._stopped_before)
         sure = rank in self._stopped_before and rank in asked_before
-        away = tuple(one for one in late if self._states.get(one) == AWAY)
+        away = tuple(one for one in late if self._state(one) == AWAY)
         ranks = away if rank in away else (rank,)
         return self._told_once(Hung(ranks=ranks, why=self._why(rank, stood_s), waiting=waiting, sure=sure, stacks=self._stacks()), stood_s)
 
@@ -138,14 +138,18 @@ class HangWatch:
     def _why(self, rank: int, stood_s: float) -> str:
         since = self._since(stood_s)
         answer = self._answers.get(rank)
-        if answer is None or self._states.get(rank) in ("T", AWAY):
-            return f"{silence(self._states.get(rank, '?'), self._outside.get(rank, ''))}; {since}"
+        if answer is None or self._state(rank) in ("T", AWAY):
+            return f"{silence(self._state(rank), self._outside.get(rank, ''))}; {since}"
         return f"{elsewhere(answer)}; {since}"
+
+    def _state(self, rank: int) -> str:
+        """A node answers for all its ranks: where neither a rank nor its node says a word, the node is away."""
+        return self._states.get(rank) or ("?" if rank in self._answers else AWAY)
 
     def _stacks(self) -> str:
         parts = []
         for rank in sorted(self._asked):
-            answer, state = self._answers.get(rank), self._states.get(rank, "?")
+            answer, state = self._answers.get(rank), self._state(rank)
             word = "no answer" if answer is None else "waits in a collective" if answer.waits else "not in a collective"
             stack = self._outside.get(rank, "") if answer is None else answer.stack
             parts.append(f"rank {rank}: {word}, process state {state}\n{stack}")

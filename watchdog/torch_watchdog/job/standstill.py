@@ -64,7 +64,7 @@ def silence(state: str, stack: str) -> str:
     if state == "T":
         return "its process is stopped (SIGSTOP)"
     if state == AWAY:
-        return "its node cannot be reached: the network between, or the machine, is gone"
+        return "its node cannot be reached, or does not answer: the network between, or the machine, is gone"
     return "it does not answer: native code holds the interpreter's lock" + (
         f", in {stack.strip().splitlines()[0]}" if stack.strip() else ""
     )
