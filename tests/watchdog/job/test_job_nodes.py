@@ -16,9 +16,11 @@ from torch_watchdog.job.events import (
     Refused,
     ReportCame,
     SendOrder,
+    Tick,
 )
 from torch_watchdog.job.job import Job
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked, Release
 
 HELLO = m.NodeHello(
     job="job", node="a", version="0.1.0", policy="stop", command=("train",), run_dir="/runs/job", session="s", nodes=2, rendezvous="r"
@@ -126,3 +128,43 @@ def test_the_end_of_a_stream_after_the_goodbye_is_no_loss() -> None:
     run = Run()
     run.leave("a")
     assert run.handle(NodeAway(node="a")) == ()
+
+
+def gives_up(run: Run) -> list[Any]:
+    """Rank 0 has waited for as long as it may: what is told to rank 1."""
+    word = Failed(
+        rank=0, step=5, updates_applied=5, time_ns=1, text="RuntimeError: Timed out waiting 8000ms for recv operation to complete"
+    )
+    effects = run.handle(RankSpoke(node="a", attempt=0, message=word))
+    return [effect.tell.order for effect in effects if isinstance(effect, SendOrder) and effect.tell.rank == 1]
+
+
+def test_whom_a_rank_waited_for_is_asked_where_it_is_before_it_is_freed_from_there() -> None:
+    run = Run()
+    look, free = gives_up(run)
+    assert isinstance(look, Look) and isinstance(free, Free)
+    there = Looked(rank=1, generation=look.generation, waits=False, stack='  File "/x/train.py", line 7, in main\n', timeout_s=8.0, step=5)
+    run.handle(RankSpoke(node="b", attempt=0, message=there))
+    run.now += 30
+    run.handle(Tick())
+    (incident,) = run.job.incidents
+    assert (incident["kind"], incident["origin"]["rank"], incident["step"], incident["ranks_affected"]) == ("rank.hang", 1, 5, [0])
+
+
+def test_a_rank_on_a_node_that_is_away_is_not_blamed_for_its_code_and_nobody_waits_for_its_end() -> None:
+    run = Run()
+    run.handle(NodeAway(node="b"))
+    gives_up(run)
+    released: list[int] = []
+    for _ in range(40):
+        run.now += 0.5
+        told = [effect.tell for effect in run.handle(Tick()) if isinstance(effect, SendOrder)]
+        released += [tell.rank for tell in told if isinstance(tell.order, Release)]
+        if len(released) == 2:
+            break
+    (incident,) = run.job.incidents
+    assert (incident["kind"], incident["origin"]["rank"]) == ("rank.hang", 1)
+    assert "its node cannot be reached" in incident["summary"]
+    assert released == [1, 0]
+    run.leave("a", 1)
+    assert run.job.status().exit_code == m.EXIT_MACHINE

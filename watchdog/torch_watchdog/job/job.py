@@ -554,6 +554,8 @@ class Job:
         if self._first is not None and (rescue is not None or at_end):
             changed = None if rescue is None else self._casebook.rescued(rescue, exit_code=self._stood_code)
             effects += [WriteIncident(incident=changed, contract_of_rank=None)] if changed is not None else []
+            for rank in (rank for rank in self._ranks.values() if rank.node in self._away):
+                self._rescues.exited(rank.rank, now)  # its end will not be seen: nobody waits for it
             effects += self._tell_each(self._rescues.judged(self._first, now=now))
             self._first = None
         return effects
