@@ -131,6 +131,20 @@ def test_an_incident_of_a_stopped_job_is_told(shown: Browser, fleet: Fleet) -> N
     check(shown, "incident")
 
 
+def test_a_runbook_is_read_on_a_phone_without_a_login(window: Browser, fleet: Fleet) -> None:
+    window.driver.delete_all_cookies()
+    window.open(f"{fleet.url}runbooks/batch.index_out_of_range")
+    assert window.text("h1") == "batch.index_out_of_range" and "--quarantine" in window.text("ol")
+    check(window, "runbook")
+
+
+def test_what_is_not_there_is_a_page_that_says_so(shown: Browser, fleet: Fleet) -> None:
+    shown.open(f"{fleet.url}jobs/nobody")
+    shown.errors()  # the browser's own word for a 404
+    assert shown.text("h1") == "Not here"
+    check(shown, "missing")
+
+
 def test_an_operator_asks_for_a_checkpoint(shown: Browser, fleet: Fleet) -> None:
     shown.open(f"{fleet.url}jobs/job")
     shown.press(".actions button")

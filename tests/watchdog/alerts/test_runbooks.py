@@ -28,5 +28,7 @@ def test_a_page_says_whose_it_is_and_what_to_do(kind: str) -> None:
 def test_the_daemon_serves_them_without_a_token_because_they_tell_nothing_of_any_job(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         assert httpx.get(f"{fleet.url}runbooks/rank.hang").text.startswith("# rank.hang\n")
+        page = httpx.get(f"{fleet.url}runbooks/rank.hang", headers={"accept": "text/html"})
+        assert page.headers["content-type"].startswith("text/html") and "<h1>rank.hang</h1>" in page.text and "<ol>" in page.text
         for path in ("nothing", "..%2fapp.py", "rank.hang.md"):
             assert httpx.get(f"{fleet.url}runbooks/{path}").status_code == 404

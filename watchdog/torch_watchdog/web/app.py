@@ -5,7 +5,6 @@ Owns the table of routes and the login. Pages are added in `pages/`, JSON in `ap
 
 from __future__ import annotations
 
-import importlib.resources
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.applications import Starlette
@@ -37,7 +36,6 @@ def make_app(view: FleetView, access: Access, *, tls: bool) -> Starlette:
             Route("/healthz", _healthz),
             Route("/readyz", _readyz),
             Route("/metrics", _metrics),
-            Route("/runbooks/{kind}", _runbook),
             Route("/favicon.ico", _no_icon),
             Route("/apple-touch-icon{variant:path}", _no_icon),
             Route("/robots.txt", _no_robots),
@@ -73,13 +71,6 @@ async def _metrics(request: Request) -> Response:
     except UnknownJobError as error:
         return JSONResponse({"error": str(error)}, status_code=404)
     return Response(text, media_type=kind)
-
-
-async def _runbook(request: Request) -> Response:
-    """What to do about a kind of incident, as a page of plain text."""
-    pages = {path.name: path for path in importlib.resources.files("torch_watchdog").joinpath("runbooks").iterdir()}
-    found = pages.get(f"{request.path_params['kind']}.md")
-    return PlainTextResponse("no such kind\n", status_code=404) if found is None else PlainTextResponse(found.read_text(encoding="utf-8"))
 
 
 async def _no_icon(_: Request) -> Response:

@@ -11,7 +11,7 @@ from pathlib import Path
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from torch_watchdog.web.pages import incident, job, jobs, live, rank
+from torch_watchdog.web.pages import incident, job, jobs, live, rank, runbook
 
 __all__ = ["routes"]
 
@@ -28,5 +28,6 @@ def routes() -> list[BaseRoute]:
         Route("/jobs/{job}/incidents/{incident}", incident.page),
         Route("/jobs/{job}/incidents/{incident}/acknowledge", incident.acknowledge, methods=["POST"]),
         Route("/jobs/{job}/ranks/{rank:int}", rank.page),
+        Route("/runbooks/{kind}", runbook.page),
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
