@@ -1,12 +1,13 @@
 """Checkpoints through `torch.distributed.checkpoint`: every rank writes its shards, replicated tensors are shared out.
 
-Owns what goes where: model, optimizer, scheduler, scaler into torch's own files, readable with torch alone; generators, position and the
-tensors that differ between ranks into `rank-R.*`. Knows nothing of orders, manifests or names of finished checkpoints.
+Owns what goes where: model, optimizer, scheduler, scaler into torch's own files, readable with torch alone; generators, position and
+what differs between ranks into `rank-R.*`. Knows nothing of orders, manifests or names of finished checkpoints.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
-from torch_watchdog_agent.checkpoint.state import gather_state, is_plain_tensor, local_tensors
+from torch_watchdog_agent.checkpoint.state import from_leaf, gather_state, is_plain_tensor, local_tensors
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
 FORMAT = "dcp"
@@ -40,6 +41,7 @@ def write(
     for line in left_out:
         moment.say(f"not in the checkpoint: {line}")
     shared, own = split_own(state, peers)
+    values = {name: from_leaf(value) for name, value in own.items() if not is_plain_tensor(value)}
     _write_shared(shared, directory, peers)
     mine = RankFile(
         rank=peers.rank,
@@ -48,7 +50,8 @@ def write(
         position=moment.position,
         rng=moment.rng,
         finite=all_finite(tensor for value in state.values() for tensor in local_tensors(value)),
-        own=own,
+        own={name: tensor for name, tensor in own.items() if name not in values},
+        values=values,
         not_covered=subjects.not_covered() + left_out,
     )
     files = peers.agree_own(lambda: _finish(mine, directory, peers))
@@ -61,12 +64,24 @@ def split_own(state: Mapping[str, Any], peers: Peers) -> tuple[dict[str, Any], d
     torch writes one copy of a tensor that several ranks hold whole, whichever rank's. Where the copies differ, the lowest rank's goes
     there and every other rank keeps its own, so that nothing is lost and torch alone still finds a complete checkpoint.
     """
-    prints = peers.agree_own(lambda: {name: fingerprint(value) for name, value in state.items() if is_plain_tensor(value)})
+    prints = peers.agree_own(lambda: {name: found for name, value in state.items() if (found := _print(value)) is not None})
     if len(set(peers.gather(hashlib.sha256(repr(sorted(prints.items())).encode()).hexdigest()))) == 1:
         return dict(state), {}
     by_rank = peers.gather(prints)
     own = {name: state[name] for name in prints if _is_own(name, by_rank, peers.index)}
     return {name: value for name, value in state.items() if name not in own}, own
+
+
+def _print(value: Any) -> tuple[Any, ...] | None:
+    """What tells two ranks' values apart; None for what cannot be a rank's own: shards, and objects that JSON would not give back as they are."""
+    if is_plain_tensor(value):
+        return fingerprint(value)
+    small = from_leaf(value)
+    try:
+        text = json.dumps(small)
+        return (text,) if json.loads(text) == small else None
+    except (TypeError, ValueError):
+        return None
 
 
 def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:

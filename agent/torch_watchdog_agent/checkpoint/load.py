@@ -26,8 +26,11 @@ from torch_watchdog_agent.checkpoint.state import (
     loose_tensors,
     model_tensors,
     numbered,
+    numbered_state,
     parameter_names,
+    params_held,
     sharded_fsdp1,
+    with_lists,
 )
 from torch_watchdog_agent.checkpoint.subjects import TrainingState
 
@@ -35,17 +38,18 @@ from torch_watchdog_agent.checkpoint.subjects import TrainingState
 class Stored:
     """The checkpoint at `path` as torch sees it: `tensors` by name (shape and dtype), `small` everything else, already read.
 
-    `own` are this rank's tensors from its rank file; they come before what torch's files have under the same name.
+    `own` are this rank's tensors, `values` its small objects, from its rank file; they come before what torch's files have under the same name.
     """
 
-    def __init__(self, path: Path, *, group: Any | None, own: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, *, group: Any | None, own: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self.path = path
         self._group = group
         self._own = own
         metadata = torch_dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         self.tensors = {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
-        self.small: dict[str, Any] = {name: None for name in metadata if name not in self.tensors}
+        self.small: dict[str, Any] = {name: None for name in metadata if name not in self.tensors and name not in own}
         self._load(self.small)
+        self.small |= values
 
     def under(self, place: str) -> dict[str, Shape]:
         """The names below `place`, with their shapes."""
@@ -128,11 +132,11 @@ def _place_of(stored: Stored, free: Mapping[str, Mapping[str, Shape]], live: Map
 
 
 def _load_optimizer(stored: Stored, optimizer: Any, names: Mapping[int, str], free: list[str]) -> None:
-    groups = optimizer.state_dict()["param_groups"]
+    groups = numbered_state(optimizer)["param_groups"]
     params = [param for group in optimizer.param_groups for param in group["params"]]
     numbers = [number for group in groups for number in group["params"]]
     place, saved_groups = _groups_of(stored, free, [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups])
-    state = _room_for_state(stored, place, {names[id(param)]: param for param in params})
+    state = _room_for_state(stored, place, {names[id(param)]: param for param in params_held(optimizer)})
     by_number = {number: state[names[id(param)]] for number, param in zip(numbers, params, strict=True) if names[id(param)] in state}
     merged = [{**now, **saved, "params": now["params"]} for now, saved in zip(groups, saved_groups, strict=True)]
     optimizer.load_state_dict({"state": by_number, "param_groups": merged})
@@ -164,7 +168,7 @@ def _room_for_state(stored: Stored, place: str, params: Mapping[str, Any]) -> di
         if full not in stored.small:
             wanted[full] = value
     stored.fill(wanted)
-    return state
+    return {name: with_lists(entries) for name, entries in state.items()}
 
 
 def _groups_of(stored: Stored, free: list[str], params: list[list[str]]) -> tuple[str, list[dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """What one rank keeps for itself in a checkpoint: `rank-R.json` and `rank-R.safetensors`.
 
 Owns the form of these two files: position in the data, generators, number of updates, and the tensors that are not the same on every rank
-although torch holds them as whole (BatchNorm statistics under DDP, hand-made tensor parallelism). No pickle.
+although torch holds them as whole (BatchNorm statistics under DDP, hand-made tensor parallelism), and small objects that differ likewise (a loss that an
+optimizer or a scheduler has kept). No pickle.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _OWN = "own."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFile:
-    """`own` are this rank's tensors by their name in the checkpoint; `finite` speaks of all that this rank holds."""
+    """`own` are this rank's tensors by their name in the checkpoint, `values` its small objects; `finite` speaks of all that this rank holds."""
 
     rank: int
     world_size: int
@@ -31,6 +32,7 @@ class RankFile:
     rng: RngState
     finite: bool
     own: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> None:
@@ -46,7 +48,7 @@ class RankFile:
         sync(path)
         plain = {"version": _VERSION, "rank": self.rank, "world_size": self.world_size, "updates_applied": self.updates_applied}
         more = {"finite": self.finite, "position": position, "rng": rng, "own": sorted(self.own), "not_covered": list(self.not_covered)}
-        write_json(directory / f"rank-{self.rank}.json", plain | more)
+        write_json(directory / f"rank-{self.rank}.json", plain | more | {"values": dict(self.values)})
 
     @classmethod
     def read(cls, directory: Path, rank: int) -> Self:
@@ -62,5 +64,6 @@ class RankFile:
             rng=RngState.from_parts("rng", plain["rng"], tensors),
             finite=plain["finite"],
             own={name: tensors[_OWN + name] for name in plain["own"]},
+            values=plain.get("values", {}),
             not_covered=tuple(plain["not_covered"]),
         )

@@ -135,7 +135,7 @@ def _rank_file(path: Path, manifest: Mapping[str, Any], peers: Peers, *, needs_p
         raise RestoreError(path, what, f"Start {saved_by} ranks, or leave out loader= and begin the epoch anew")
     if saved_by == peers.count and peers.rank in savers:
         return RankFile.read(path, peers.rank), True
-    return replace(RankFile.read(path, savers[0]), own={}), False
+    return replace(RankFile.read(path, savers[0]), own={}, values={}), False
 
 
 def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: RankFile, peers: Peers) -> None:
@@ -145,7 +145,7 @@ def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: 
         return
     from torch_watchdog_agent.checkpoint.load import Stored, load_state
 
-    stored = Stored(path, group=peers.group, own=mine.own)
+    stored = Stored(path, group=peers.group, own=mine.own, values=mine.values)
     if manifest["world_size"] != peers.count:
         _refuse_hand_made_shards(path, manifest["ranks"], stored.small)
     load_state(stored, target)

@@ -23,6 +23,8 @@ from torch_watchdog_agent.checkpoint.subjects import TrainingState
 
 _ACTIVATION_WRAPPER = "_checkpoint_wrapped_module"
 _COMPILED = "_orig_mod"
+_SPREAD = "ZeroRedundancyOptimizer"
+_LENGTH = "length"
 
 
 def numbered(kind: str, index: int) -> str:
@@ -93,8 +95,31 @@ def _optimizer_entries(place: str, optimizer: Any, names: Mapping[int, str], sta
     for index, group in enumerate(by_name["param_groups"]):
         found |= {f"{place}.param_groups.{index}.{key}": as_leaf(value) for key, value in group.items()}
     for name, entries in by_name["state"].items():
-        found |= {f"{place}.state.{name}.{entry}": as_leaf(value) for entry, value in entries.items()}
+        for entry, value in entries.items():
+            found |= _items(f"{place}.state.{name}.{entry}", value)
     return found
+
+
+def _items(key: str, value: Any) -> dict[str, Any]:
+    """A list of tensors (LBFGS keeps its history so) as an entry for each, so that they are compared, checked and kept as all tensors are. Its length is an
+    entry, too: another rank's list may be longer.
+    """
+    if isinstance(value, list) and all(item is None or isinstance(item, torch.Tensor) for item in value):
+        return {f"{key}[{index}]": as_leaf(item) for index, item in enumerate(value)} | {f"{key}[{_LENGTH}]": len(value)}
+    return {key: as_leaf(value)}
+
+
+def with_lists(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `_items`, over the entries of one parameter."""
+    whole: dict[str, Any] = {}
+    lists: dict[str, dict[str, Any]] = {}
+    for entry, value in entries.items():
+        name, _, index = entry.removesuffix("]").partition("[")
+        if index:
+            lists.setdefault(name, {})[index] = value
+        else:
+            whole[name] = value
+    return whole | {name: [items[str(index)] for index in range(items[_LENGTH])] for name, items in lists.items()}
 
 
 def as_leaf(value: Any) -> Any:
@@ -110,10 +135,25 @@ def from_leaf(value: Any) -> Any:
 
 
 def _named_optimizer_state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    plain = optimizer.state_dict()
+    plain = numbered_state(optimizer)
     by_number = dict(zip(_numbers(plain["param_groups"]), _group_params(optimizer), strict=True))
     groups = [{**group, "params": [names[id(by_number[number])] for number in group["params"]]} for group in plain["param_groups"]]
     return {"param_groups": groups, "state": {names[id(by_number[number])]: entries for number, entries in plain["state"].items()}}
+
+
+def numbered_state(optimizer: Any) -> dict[str, Any]:
+    """`Optimizer.state_dict()`; of one whose state is spread over the ranks the part that lies here, without a collective."""
+    if type(optimizer).__name__ != _SPREAD:
+        state: dict[str, Any] = optimizer.state_dict()
+        return state
+    numbers = {id(param): number for number, param in enumerate(_group_params(optimizer))}
+    groups = [{**group, "params": [numbers[id(param)] for param in group["params"]]} for group in optimizer.param_groups]
+    return {"param_groups": groups, "state": {numbers[id(param)]: entries for param, entries in optimizer.optim.state.items()}}
+
+
+def params_held(optimizer: Any) -> list[Any]:
+    """Those whose state this rank keeps."""
+    return _group_params(optimizer.optim if type(optimizer).__name__ == _SPREAD else optimizer)
 
 
 def _numbers(groups: list[dict[str, Any]]) -> list[int]:

@@ -12,11 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_UNCOVERED_OPTIMIZERS = {
-    "ZeroRedundancyOptimizer": "its state is spread over the ranks",
-    "LBFGS": "its history is kept as lists of tensors",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
@@ -72,14 +67,11 @@ class Subjects:
         return tuple(model for ref in refs if (model := ref()) is not None)
 
     def now(self) -> TrainingState:
-        covered = tuple(optimizer for optimizer in self.optimizers() if type(optimizer).__name__ not in _UNCOVERED_OPTIMIZERS)
-        return TrainingState(models=self.models(), optimizers=covered, schedulers=self.schedulers(), scalers=self.scalers())
+        return TrainingState(models=self.models(), optimizers=self.optimizers(), schedulers=self.schedulers(), scalers=self.scalers())
 
     def not_covered(self) -> tuple[str, ...]:
         """What a checkpoint of ours does not hold, in words."""
-        named = ((type(optimizer).__name__, _UNCOVERED_OPTIMIZERS.get(type(optimizer).__name__)) for optimizer in self.optimizers())
-        special = tuple(f"{name}: {reason}" for name, reason in named if reason)
-        return special + ("anything that the script itself holds: EMA copies, counters, best scores, its own numpy or torch generators",)
+        return ("anything that the script itself holds: EMA copies, counters, best scores, its own numpy or torch generators",)
 
     def _changed(self) -> None:
         self.generation += 1

@@ -18,6 +18,9 @@ FLAVOURS = {
     "FSDP2, AdamW": (2, (0, 4), ("--kind", "fsdp2")),
     "FSDP1, momentum SGD": (2, (4,), ("--kind", "fsdp1", "--optimizer", "sgd")),
     "whole tensors that differ between the ranks": (2, (4,), ("--kind", "apart")),
+    "DDP, AdamW, its state spread over the ranks": (2, (0, 4), ("--kind", "ddp", "--optimizer", "zero")),
+    "DDP, LBFGS, which keeps lists": (2, (4,), ("--kind", "ddp", "--optimizer", "lbfgs")),
+    "lists and numbers that differ between the ranks": (2, (4,), ("--kind", "apart", "--optimizer", "lbfgs")),
 }
 
 

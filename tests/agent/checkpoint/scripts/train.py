@@ -84,10 +84,16 @@ def build_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if name == "plain-sgd":
         return torch.optim.SGD(model.parameters(), lr=0.05)
+    if name == "lbfgs":
+        return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1]},
         {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    if name == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=0.01)
     return torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -106,9 +112,11 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    optimizer = getattr(optimizer, "optim", optimizer)  # the part of a ZeroRedundancyOptimizer that lies on this rank
     params = [param for group in optimizer.param_groups for param in group["params"]]
     entries = [value for param in params for _, value in sorted(optimizer.state.get(param, {}).items())]
-    return [value for value in entries if isinstance(value, torch.Tensor)]
+    single = [item for value in entries for item in (value if isinstance(value, list) else [value])]
+    return [torch.as_tensor(value) for value in single if value is not None]
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -230,11 +238,19 @@ def run(args, model, optimizer, scheduler, scaler, loader, subjects) -> None:
         for rows, labels in loader_position.counted(loader, epoch):
             if step >= args.stop_after:
                 break
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(rows), labels)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+
+            def closure(rows=rows, labels=labels):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(rows), labels)
+                scaler.scale(loss).backward()
+                return loss
+
+            if args.optimizer == "lbfgs":
+                loss = optimizer.step(closure)
+            else:
+                loss = closure()
+                scaler.step(optimizer)
+                scaler.update()
             scheduler.step()
             losses[step] = loss.detach().numpy().tobytes().hex()
             step += 1
