@@ -280,6 +280,21 @@ def test_a_launch_whose_dir_is_a_file_says_that_and_runs_the_command(runs: Runs)
     assert done.stderr.startswith("[torch-watchdog] this launch runs without the watchdog: ") and "a-file: is no folder" in done.stderr
 
 
+def test_a_run_directory_that_is_removed_while_the_job_runs_is_said(runs: Runs) -> None:
+    done = runs(sys.executable, "-c", "import shutil; shutil.rmtree('watchdog_runs')")
+    assert done.returncode == 0
+    assert "the run directory was removed while the job ran" in done.stderr
+
+
+def test_a_launch_that_cannot_write_its_record_says_one_line(runs: Runs) -> None:
+    (runs.folder / "full").mkdir()
+    mount = f'mount -t tmpfs -o nr_inodes=2 tmpfs {runs.folder}/full && exec "$@"'  # room for the run's folder, and for no file in it
+    inside = ["unshare", "-rm", "sh", "-c", mount, "sh", sys.executable, "-m", "torch_watchdog.cli"]
+    done = subprocess.run([*inside, "--dir", "full", "echo", "trained"], cwd=runs.folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.startswith("[torch-watchdog] this launch runs without the watchdog: ") and done.stderr.count("\n") == 1
+
+
 def test_a_certificate_for_a_name_longer_than_a_subject_may_be_is_made(runs: Runs) -> None:
     assert runs("certs", f"{'node.' * 20}example").returncode == 0
 

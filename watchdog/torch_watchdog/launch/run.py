@@ -33,6 +33,7 @@ EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as a shell has them
 SWITCH = "TORCH_WATCHDOG"  # "off": the command is executed as if we were not installed
 SILENCE_WORTH_A_LINE_S = 300.0
 LAST_LINES = 10
+RECORD_LOST = "the run directory was removed while the job ran: what it held of steps, incidents and logs is lost"
 _T = TypeVar("_T")
 
 
@@ -162,8 +163,10 @@ def _tell_end(watch: Watch, status: int, options: Sequence[str], outcome: JobOut
         unused_resume=watch.unused_resume(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
     )
+    has_lost_its_record = _guarded(watch.has_lost_its_record)
     _guarded(lambda: watch.write_end(end, _reason(outcome, status), world_size=last.world_size if last else 0))
-    for line in [*outcome.lines, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
+    lost = [RECORD_LOST] if has_lost_its_record else []
+    for line in [*outcome.lines, *lost, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
 
 

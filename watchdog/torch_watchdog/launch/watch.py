@@ -76,6 +76,10 @@ class Watch:
         traces = [*self.directory.logs.glob("rank-*.log"), *self.directory.contract_file(0).parent.glob("rank-*.json")]
         return len({path.stem for path in traces})
 
+    def has_lost_its_record(self) -> bool:
+        """Somebody has removed the folder, or what it held."""
+        return self.joined is None and not self.directory.job_file.exists()
+
     @property
     def saves_on_signal(self) -> bool:
         return self.seat.config.on_signal == "checkpoint" and self.seat.config.policy != "observe"
@@ -111,12 +115,12 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         ring_dir = _ring_dir(stack, session, runtime_dir)
         seat = take_seat(stack, config, command, session=session, runtime_dir=runtime_dir)
         node_config = _node_config(seat, command, runtime_dir, ring_dir)
-        node = NodeAgent(node_config, say=_without_prefix)
-        node.start()
         plan = plan_launch(command, os.environ, shim_dir=shim_dir(), agent=_agent_config(seat.config, node_config, command).to_env())
         record = at_start(_job_start(seat, node_config, options), list(os.environ))
         if seat.joined is None:
             write_json(seat.directory.job_file, record)
+        node = NodeAgent(node_config, say=_without_prefix)
+        node.start()  # the last thing that can fail: its thread would go on, and miss what is closed then
         say(_first_words(seat))
         yield Watch(plan=plan, seat=seat, ring_dir=ring_dir, node=node, record=record)
 
