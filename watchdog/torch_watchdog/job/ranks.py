@@ -56,7 +56,9 @@ class RankState:
             self.step_time_s = block.step_ns[-1] / 1e9
         if block.micro_of_step:
             self.seen_step = max(block.micro_of_step)
-        if any(block.loss_known):
+        if block.loss_known and block.loss_known[-1]:
+            self.loss = block.loss[-1]
+        elif any(block.loss_known):
             self.loss = next(loss for loss, known in zip(reversed(block.loss), reversed(block.loss_known), strict=True) if known)
 
     def gone(self) -> None:

@@ -119,7 +119,7 @@ class Columns:
                 key = columns.key
                 if key in keys:
                     keys[key].take(columns, elements, begin)
-                elif key in watched or (_may_be_watched(columns, highs=highs)):
+                elif key in watched or _may_be_watched(columns, highs=highs):
                     keys[key] = KeyRows()
                     keys[key].take(columns, elements, begin)
 

@@ -39,7 +39,7 @@ ABOUT = About(
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
     if not len(view.reserved.count):
         return  # no rank is on a GPU
-    peaks = np.fmax.reduce(view.peaks.ordered(), axis=1)  # a loop may set its peak back
+    peaks = np.fmax.reduce(view.peaks.unordered(), axis=1)  # a loop may set its peak back
     beyond = view.reserved.newest() - peaks
     for row in np.flatnonzero((peaks > 0) & (beyond > 0)):
         gpu = view.gpus.get(view.gpu_of[row])

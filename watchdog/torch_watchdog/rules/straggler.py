@@ -44,7 +44,7 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
     rows = view.own_s.full()
     if len(rows) < 2:
         return
-    own, sizes = view.own_s.ordered(rows), view.sizes.ordered(rows)
+    own, sizes = view.own_s.unordered(rows), view.sizes.unordered(rows)
     by = (np.ones(1), _inverse(sizes), _inverse(sizes) ** 2)  # by the step, by the element, by the element squared
     usual = [_of_others(medians(own * inverse)) for inverse in by]
     slow: Floats = np.ones(len(rows), bool)

@@ -48,8 +48,14 @@ class Windows:
 
     def ordered(self, rows: Ints | slice = slice(None)) -> Floats:
         """A line for each row, oldest first; NaN before the first where there have been fewer than `size`."""
-        places = (self.count[rows][:, None] + np.arange(self.size)) % self.size
-        return np.take_along_axis(self._values[rows], places, axis=1)
+        values, begins = self._values[rows], self.count[rows] % self.size
+        if len(begins) and begins.min() == begins.max():  # as in nearly every job: its ranks are in the same step
+            return np.concatenate((values[:, begins[0] :], values[:, : begins[0]]), axis=1)
+        return np.take_along_axis(values, (begins[:, None] + np.arange(self.size)) % self.size, axis=1)
+
+    def unordered(self, rows: Ints | slice = slice(None)) -> Floats:
+        """As `ordered`, for what looks at all of a line alike. Windows that were always added to together have the same order."""
+        return self._values[rows]
 
     def newest(self) -> Floats:
         """The newest of each row; NaN where there is none."""
