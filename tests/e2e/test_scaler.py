@@ -21,5 +21,5 @@ def test_steps_that_a_scaler_leaves_out_are_no_finding(tmp_path: Path) -> None:
 def test_a_nan_under_a_scaler_is_told_with_its_rank(tmp_path: Path) -> None:
     ended = launch(tmp_path, [*watchdog("--job", "scaled"), *torchrun(*script("scaled.py", "--nan", 20))])
     (incident,) = [one for one in ended.incidents if one["kind"] != "scaler.collapse"]  # which follows
-    assert (incident["kind"], incident["origin"]["rank"], ended.code) == ("loss.not_finite", 1, 70), ended.err
+    assert (incident["kind"], incident["origin"]["rank"]) == ("loss.not_finite", 1), ended.err
     assert 0 < incident["step"] <= 20  # steps that the scaler left out do not count
