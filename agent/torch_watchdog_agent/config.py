@@ -51,7 +51,7 @@ class AgentConfig:
     scan: bool = False
     scan_after: str | None = None
     replay: str | None = None
-    device_gate: bool = False
+    device_gate: bool = True
     bundles: bool = True
 
     def to_env(self) -> str:

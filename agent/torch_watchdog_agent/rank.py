@@ -229,7 +229,7 @@ class Rank:
     def handed(self, batch: object, checked: Checked | None, *, loader_ns: int, evaluation: bool) -> object:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
         if self.loop.handed_over(evaluation=evaluation):
-            self.window.opened()
+            self.window.opened(updates=self.loop.updates_applied)
         self.rescuer.at_hand_over(evaluation=evaluation)
         self.gate.phase = "eval" if evaluation else "train"
         stats, legal = (checked.stats, checked.legal) if checked is not None else ((), {})
@@ -334,7 +334,9 @@ class Rank:
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
         if (self.loop.fed_elsewhere or self.loop.drains) and not self.loop.trained_on:
-            self.window.opened()  # no hand-over was heard: what an older window began with must not come back
+            self.window.opened(
+                updates=self.loop.updates_applied
+            )  # no hand-over was heard: what an older window began with must not come back
             if self._clearance is not None and self.loop.drains:
                 self._clearance.handed_over(number, -1)
         self.guard.step_ended()

@@ -60,7 +60,7 @@ class LaunchConfig:
     scan: bool = False
     scan_after: str | None = None
     replay: str | None = None
-    device_gate: bool = False
+    device_gate: bool = True
     bundles: bool = True
     enabled: bool = True
     overruled: tuple[str, ...] = ()

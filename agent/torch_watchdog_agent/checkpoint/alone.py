@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_watchdog_agent.checkpoint import dcp
-from torch_watchdog_agent.checkpoint.part import Moment, SavedPart
+from torch_watchdog_agent.checkpoint.part import Moment, Reader, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
@@ -27,13 +27,19 @@ def save_alone(
     position: LoaderPosition,
     say: Callable[[str], None],
     left_out: tuple[str, ...] = (),
+    read: Reader | None = None,
+    rng: RngState | None = None,
 ) -> SavedPart:
-    """Write, flush and digest everything. The caller has made sure that this rank holds all of it. Raises CheckpointError."""
+    """Write, flush and digest everything. The caller has made sure that this rank holds all of it. Raises CheckpointError.
+
+    `read`: as in `Moment`. `rng`: the generators' states; None: as they are now.
+    """
     peers = Peers(None, rank=rank, index=0, count=1)
-    moment = Moment(updates_applied=updates_applied, position=position, rng=RngState.capture(), say=say)
+    before = RngState.capture()
+    moment = Moment(updates_applied=updates_applied, position=position, rng=rng or before, say=say, read=read)
     try:
         part = without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
         write_left_out(beside(part.path, "partial"), left_out, peers)
         return part
     finally:
-        moment.rng.restore()
+        before.restore()

@@ -38,11 +38,13 @@ def write(
     peers.agree_own(lambda: empty_folder(directory) if peers.first else None)
     with quietly():
         state, left_out = peers.agree_own(lambda: gather_state(subjects.now()))
+    if (read := moment.read) is not None:
+        state = peers.agree_own(lambda: {name: read(value) for name, value in state.items()})
     for line in left_out:
         moment.say(f"not in the checkpoint: {line}")
     shared, own = split_own(state, peers)
     values = {name: from_leaf(value) for name, value in own.items() if not is_plain_tensor(value)}
-    _write_shared(shared, directory, peers)
+    _write_shared(shared, directory, peers, from_host=moment.read is not None)
     mine = RankFile(
         rank=peers.rank,
         world_size=peers.count,
@@ -89,8 +91,9 @@ def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:
     return index != holders[0] and any(by_rank[rank][name] != by_rank[holders[0]][name] for rank in holders)
 
 
-def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers) -> None:
-    writer = torch_dcp.FileSystemWriter(directory)
+def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers, *, from_host: bool) -> None:
+    """`from_host`: torch's writer must not use the device, whose stream may be stuck: it does so to copy ahead."""
+    writer = torch_dcp.FileSystemWriter(directory, per_thread_copy_ahead=0) if from_host else torch_dcp.FileSystemWriter(directory)
     with quietly():
         if (
             peers.count == 1

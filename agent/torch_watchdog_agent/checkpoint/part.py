@@ -6,11 +6,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from torch_watchdog_agent.checkpoint.files import sync
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_proto.messages import SavedFile
+
+Reader: TypeAlias = Callable[[Any], Any]  # a value of the state, however nested, without tensors on a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class Moment:
     position: LoaderPosition
     rng: RngState
     say: Callable[[str], None]
+    read: Reader | None = None  # brings every tensor to the host first; None: the writer takes them from where they are
 
 
 def empty_folder(directory: Path) -> None:

@@ -6,6 +6,7 @@ training loop once per window and does not synchronise with a device. State that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_schedulers
 
 _MAX_BUFFER_BYTES = 64 << 20
+_MOMENTS_KEPT = 3  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
 _AS_IT_IS = (int, float, bool, str, type(None))
 
 
@@ -28,31 +30,42 @@ class WindowState:
         self._max_buffer_bytes = max_buffer_bytes
         self._generation = -1
         self._buffers: Buffers | None = None
-        self._kept: _Moment | None = None
+        self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
 
-    def opened(self) -> None:
-        """Keep the state of this moment in place of the last window's."""
+    def opened(self, *, updates: int = 0) -> None:
+        """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept."""
         subjects = self._subjects
         if subjects.generation != self._generation:
             self._follow()
-        self._kept = _moment(subjects)
+        self._kept.append(_moment(subjects, updates=updates))
         if self._buffers is not None:
             self._buffers.keep()
 
-    def restore(self) -> None:
-        """Put everything back to where it was when the window opened. May be called again."""
-        if self._kept is None:
+    def restore(self, windows_back: int = 1) -> None:
+        """Put everything back to where it was when the window opened (1: the last one). May be called again."""
+        if len(self._kept) < windows_back:
             return
         if self._buffers is not None:
             self._buffers.put_back()
-        self._kept.put_back()
+        self._kept[-windows_back].put_back()
+
+    def updates_at(self, windows_back: int) -> int | None:
+        """How many updates had been launched when that window opened; None where it is not kept any more."""
+        return self._kept[-windows_back].updates if len(self._kept) >= windows_back else None
+
+    def rng_at(self, windows_back: int) -> RngState:
+        return self._kept[-windows_back].rng
+
+    def is_rewound(self, windows_back: int) -> bool:
+        """Whether everything is still as `rewound` has put it: a training thread that cannot be stopped may have moved on."""
+        return self._kept[-windows_back].is_in_place()
 
     @contextmanager
-    def rewound(self) -> Iterator[None]:
+    def rewound(self, windows_back: int = 1) -> Iterator[None]:
         """The body sees the state of the window's start; after it everything is as it was before. For a save in the middle of a window."""
         present = _moment(self._subjects)
         put_buffers_back = None if self._buffers is None else self._buffers.present()
-        self.restore()
+        self.restore(windows_back)
         try:
             yield
         finally:
@@ -62,7 +75,7 @@ class WindowState:
 
     @property
     def keeps_buffers(self) -> bool:
-        """Whether the models have buffers that a window changes."""
+        """Whether the models have buffers that a window changes, as far as is known by now."""
         return self._buffers is not None and self._buffers.any_kept
 
     @property
@@ -83,6 +96,7 @@ class _Moment:
     """Everything but the buffers. Pairs of a living namespace and what was in it."""
 
     rng: RngState
+    updates: int
     namespaces: list[tuple[dict[str, Any], dict[str, Any]]]
 
     def put_back(self) -> None:
@@ -91,11 +105,17 @@ class _Moment:
                 living[key] = _as_it_was(value)
         self.rng.restore()
 
+    def is_in_place(self) -> bool:
+        """Of plain values: a schedule moves its count and the learning rates."""
+        return all(living.get(key) == value for living, kept in self.namespaces for key, value in kept.items() if type(value) in _AS_IT_IS)
 
-def _moment(subjects: Subjects) -> _Moment:
+
+def _moment(subjects: Subjects, *, updates: int = 0) -> _Moment:
     groups = [group for optimizer in subjects.optimizers() for group in optimizer.param_groups]
     attributes = [item.__dict__ for item in (*_all_schedulers(subjects), *subjects.scalers())]
-    return _Moment(rng=RngState.capture(), namespaces=[(living, _kept_namespace(living)) for living in groups + attributes])
+    return _Moment(
+        rng=RngState.capture(), updates=updates, namespaces=[(living, _kept_namespace(living)) for living in groups + attributes]
+    )
 
 
 def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Owns which of that can be put back. What cannot makes the state one that is not 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,16 +25,24 @@ _POLL_S = 0.002
 
 def on_device(state: TrainingState) -> bool:
     """Whether the updates run on a GPU."""
-    return any(param.is_cuda for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"])
+    return any(param.is_cuda for param in _parameters(state))
+
+
+def _parameters(state: TrainingState) -> Iterator[Any]:
+    return (param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """`updates` are done on the device and `launched` were launched. `windows_back`: how many windows were begun after `updates`."""
+    """`updates` are done on the device and `launched` were launched. `windows_back`: how many windows were begun after `updates`.
+
+    `opened`: the newest update whose window the device has seen the start of: what was copied there is in its copy.
+    """
 
     updates: int
     launched: int
     windows_back: int
+    opened: int = 0
     problem: str = ""
 
     @classmethod
@@ -52,7 +61,7 @@ class Ahead:
         done, launched = gate.done, loop.updates_applied
         begun = launched > updates_at_window or loop.is_open(loop.step)  # the window that was handed over last is not done with
         back = updates_at_window - done + 1 if begun and (launched > done or loop.is_open(loop.step)) else 0
-        return cls(updates=done, launched=launched, windows_back=back, problem=problem)
+        return cls(updates=done, launched=launched, windows_back=back, opened=gate.opened_last, problem=problem)
 
     def why_not(self, state: TrainingState, window: WindowState) -> str:
         """Why the state after `updates` cannot be had, or nothing."""
@@ -60,8 +69,16 @@ class Ahead:
             return self.problem
         if not self.updates:
             return "no update had been applied yet"
-        if self.windows_back > 1 and (state.schedulers or state.scalers or window.keeps_buffers):
-            return f"Python was {self.launched - self.updates} updates ahead of its device: schedulers, scalers or buffers of that step are gone"
+        if self.windows_back and window.updates_at(self.windows_back) != self.updates:
+            return (
+                f"Python was {self.launched - self.updates} updates ahead of its device, and what that step began with is not kept so long"
+            )
+        if self.windows_back and self.opened != self.updates + 1:
+            return "its device had not come to the start of the next step"
+        if self.windows_back and window.keeps_buffers:
+            return "its model has buffers that each step changes (BatchNorm's, say), and the device goes on changing them"
+        if len({param.device for param in _parameters(state)}) > 1:
+            return "its parameters are on several devices, and the gate is on one"
         if self.launched > self.updates and any(_counts_unknown(optimizer) for optimizer in state.optimizers):
             return "its optimizer keeps more than a step counter outside the device, and had moved it on"
         return ""

@@ -3,7 +3,9 @@
 On a GPU Python is ahead: the kernels of an update may be queued behind a collective that will never end. Breaking that collective lets them run with
 garbage. So before every update the stream is told to wait until a word is 0, and two words are written around it: the update that was begun and the one
 that is done. Closing the gate is one store to memory; reading the parameters on another stream then gives the state after exactly `done` updates.
-Owns the page and the two calls of the CUDA driver (through ctypes: torch has none of them). Where they cannot be had nothing is gated, and said so.
+Owns the page, the two calls of the CUDA driver (through ctypes: torch has none of them), and the reading behind a closed gate: plain copies to the host
+on a stream made beforehand, no kernel, no allocation on the device, in a thread that may be given up: a kernel's first use, a free, or a wait for the
+default stream would wait for the stuck one. Where the driver lacks the calls nothing is gated, and said so.
 """
 
 from __future__ import annotations
@@ -11,21 +13,26 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
 
-__all__ = ["DeviceGate", "abort_groups", "of_this_process"]
+__all__ = ["DeviceGate", "abort_groups", "of_this_process", "to_host"]
+
+T = TypeVar("T")
 
 _WAIT_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
-_GATE, _BEGUN, _DONE = 0, 1, 2
+_GATE, _BEGUN, _DONE, _OPENED = 0, 1, 2, 3
 PROBE_S = 3.0
+_POLL_S = 0.01
 
 
 class DeviceGate:
-    """One per process, for the device that its updates run on. Raises OSError or AttributeError where the driver lacks the calls."""
+    """One per process, for the `device` that its updates run on. Raises OSError or AttributeError where the driver lacks the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any) -> None:
         import torch
 
         driver = ctypes.CDLL("libcuda.so.1")
@@ -37,24 +44,34 @@ class DeviceGate:
         self._page = torch.zeros(64, dtype=torch.int32, pin_memory=True)
         self._address = int(self._page.data_ptr())
         self._words = (ctypes.c_int32 * 64).from_address(self._address)
+        self._device, self._beside = device, torch.cuda.Stream(device)
         self._current_stream = torch.cuda.current_stream
+        self._updates_on = torch.cuda.current_stream(device)
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self.missed = False  # an update ran without the gate (a captured graph): from then on nothing is known
 
-    # The training thread, around each update
+    # The training thread
+
+    def opened(self, number: int) -> None:
+        """What is copied at the start of the window that will be update `number` (from 1) was launched."""
+        self._note(_OPENED, number)
 
     def before_update(self, number: int) -> None:
         """Behind everything that was launched: wait for the gate, then note that update `number` (from 1) has begun."""
         if self._is_capturing():
             self.missed = True
             return
-        stream = self._current_stream().cuda_stream
+        self._updates_on = self._current_stream()
+        stream = self._updates_on.cuda_stream
         self._check(self._wait(stream, self._address + 4 * _GATE, 0, _WAIT_EQUAL))
         self._check(self._write(stream, self._address + 4 * _BEGUN, number, 0))
 
     def after_update(self, number: int) -> None:
+        self._note(_DONE, number)
+
+    def _note(self, word: int, number: int) -> None:
         if not self._is_capturing():
-            self._check(self._write(self._current_stream().cuda_stream, self._address + 4 * _DONE, number, 0))
+            self._check(self._write(self._current_stream().cuda_stream, self._address + 4 * word, number, 0))
 
     def _check(self, status: int) -> None:
         if status:
@@ -73,8 +90,78 @@ class DeviceGate:
         return int(self._words[_DONE])
 
     @property
+    def opened_last(self) -> int:
+        return int(self._words[_OPENED])
+
+    @property
     def is_between_updates(self) -> bool:
         return self._words[_BEGUN] == self._words[_DONE]
+
+    # A rescue
+
+    def read(self, work: Callable[[], T], *, within_s: float) -> T:
+        """The work's result, its device work on a stream that waits for nothing. Raises TimeoutError where the device does not answer.
+
+        A full launch queue, say: the training thread then sits in the driver and holds its lock.
+        """
+        import torch
+
+        answer: Future[T] = Future()
+
+        def reading() -> None:
+            try:
+                with torch.cuda.device(self._device), torch.cuda.stream(self._beside):
+                    answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001  whatever it is: the thread that waits gets it
+                answer.set_exception(error)
+
+        try:
+            threading.Thread(target=reading, name="torch-watchdog-reading", daemon=True).start()
+        except RuntimeError as error:  # the machine gives no thread any more
+            raise TimeoutError(f"the device cannot be asked: {error}") from None
+        try:
+            return answer.result(within_s)
+        except FutureTimeout:
+            raise TimeoutError(f"the device did not answer within {within_s:g} s") from None
+
+    def is_busy(self, *, within_s: float) -> bool:
+        """Whether what is launched by now is still not done after so long: a collective that another rank is not in, say."""
+        import torch
+
+        def launched_is_done() -> bool:
+            event = torch.cuda.Event()
+            event.record(self._updates_on)
+            deadline = time.monotonic() + within_s
+            while not (done := event.query()) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            return bool(done)
+
+        try:
+            return not self.read(launched_is_done, within_s=2 * within_s)
+        except TimeoutError:
+            return True
+
+    def answers(self, parameter: Any) -> bool:
+        """Whether another thread of this process can still read from the device."""
+        try:
+            self.read(lambda: to_host(parameter.detach().reshape(-1)[:1]), within_s=PROBE_S)
+        except TimeoutError:
+            return False
+        return True
+
+
+def to_host(value: Any) -> Any:
+    """`value` with every tensor on a device copied to the host, strides kept so that no kernel is needed."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if not value.is_cuda:
+            return value
+        copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        return copy.copy_(value.detach())
+    if isinstance(value, dict):
+        return {key: to_host(item) for key, item in value.items()}
+    return type(value)(to_host(item) for item in value) if type(value) in (list, tuple) else value
 
 
 _gate: DeviceGate | None = None
@@ -86,32 +173,8 @@ def of_this_process(parameter: Any) -> DeviceGate | None:
     global _gate, _without
     if _gate is None and not _without and parameter is not None and parameter.is_cuda:
         _without = True
-        _gate = DeviceGate()
+        _gate = DeviceGate(parameter.device)
     return _gate
-
-
-def answers() -> bool:
-    """Whether another thread of this process can still use the device: a full launch queue holds the driver's lock."""
-    import torch
-
-    done = threading.Event()
-
-    def probe() -> None:
-        with beside():
-            torch.zeros(1, device="cuda").cpu()
-        done.set()
-
-    threading.Thread(target=probe, name="torch-watchdog-probe", daemon=True).start()
-    return done.wait(PROBE_S)
-
-
-@contextmanager
-def beside() -> Iterator[None]:
-    """The body's device work runs on a stream of its own, which waits for nothing."""
-    import torch
-
-    with torch.cuda.stream(torch.cuda.Stream()):
-        yield
 
 
 def abort_groups(say: Callable[[str], None], *, timeout_s: float = 10.0) -> None:

@@ -16,6 +16,7 @@ __all__ = ["looked_at"]
 MAX_STACK = 3000
 # Where a healthy rank waits for another one: in a collective, or for the result of a backward that has collectives in it.
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py", "/torch/_tensor.py")
+_CLEARANCE = "/torch_watchdog_agent/clearance.py"  # on a GPU Python waits there, and not in the collective, for a neighbour's batch
 _NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/", "/torch_watchdog_agent/")
 
 
@@ -26,7 +27,8 @@ def looked_at() -> tuple[bool, str, str]:
         return False, "", ""
     frames = traceback.extract_stack(frame)
     innermost = [entry for entry in frames if entry.filename != "<string>"][-3:]
-    waits = any(part in entry.filename for entry in innermost for part in _WAITING) and not any(
+    in_collective = any(part in entry.filename for entry in innermost for part in _WAITING) and not any(
         part in entry.filename for entry in innermost for part in _NOT_WAITING
     )
+    waits = in_collective or innermost[-1].filename.endswith(_CLEARANCE)
     return waits, "".join(traceback.format_list(frames))[-MAX_STACK:], innermost_own(frames)

@@ -35,6 +35,8 @@ AFTER_FAILED_SAVE_S = (
     2.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it
 )
 LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
+LAUNCH_S = 1.0  # for an update that is being launched on a device; a full queue keeps it from ever ending
+BUSY_S = 1.0  # a device that does nothing but wait for another rank is busy for longer
 SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
 
 
@@ -69,6 +71,8 @@ class Rescuer:
             self._window.begin()
             self._come_to("window")
             self._updates_at_window = self._rank.loop.updates_applied
+            if self._device is not None:
+                self._on_device(self._device.opened, self._updates_at_window + 1)
 
     def at_gate(self, optimizer: Any) -> None:
         """The update may follow: from here on the state is in flux."""
@@ -237,6 +241,8 @@ class Rescuer:
         from torch_watchdog_agent.rescue.looking import looked_at
 
         waits, stack, where = looked_at()
+        if not waits and (gate := self._device) is not None:
+            waits = gate.is_busy(within_s=BUSY_S)  # the next read of a result, `loss.item()` say, waits for the others as well
         timeout_s = group_timeout_s()
         step, between = self._step_at_hand()
         return Looked(
@@ -297,17 +303,25 @@ class Rescuer:
         rank = self._rank
         rank.tell(self._freed(free, "nothing", "a state on GPUs is not saved after another rank's failure", rank.loop.updates_applied))
         self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+        self._end_where_stuck()
+
+    def _end_where_stuck(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._standing, LEAVE_S)
         if not self._standing:
-            rank.say("it waits on its device for a rank that is gone: it is ended")
+            self._rank.say("it waits on its device for a rank that is gone: it is ended")
             os.kill(os.getpid(), signal.SIGKILL)  # no handler of Python's runs while the training thread is in the driver
 
     def _rescue_from_device(self, free: Free, kept: Any) -> None:
         """No collective is broken before the state is on disk: what is queued behind it would run with garbage."""
         from torch_watchdog_agent.rescue import device, sockets
 
+        if self._device is not None:
+            self._device.close()
+        self._let_the_update_end(within_s=LAUNCH_S)
         ahead = Ahead.close(self._device, self._rank.loop, self._updates_at_window, within_s=SETTLE_S)
+        if not ahead.windows_back:
+            self._settle()  # nothing is on the device: it comes there by itself
         try:
             holds, why = self._holdings_on_device(kept, ahead)
             self._ahead = ahead
@@ -318,30 +332,34 @@ class Rescuer:
                 self._device.open()  # an abort under a closed gate blocks
             device.abort_groups(self._rank.say)
             sockets.shut_down_all()
+        self._end_where_stuck()
 
     def _holdings_on_device(self, state: Any, ahead: Ahead) -> tuple[Holds, str]:
-        from torch_watchdog_agent.rescue import device
         from torch_watchdog_agent.rescue.replica import holdings
 
         with self._changed:
             launching = self._phase == "update" and not self._standing
             half = self._window.most_steps > 1
+            missing = self._window.missing(state.optimizers) if self._phase == "after" and not ahead.windows_back else ""
         if launching:
             return "nothing", "its update was being launched, and a half step is never saved"
         if half:
             return "nothing", "its loop has several optimizers, whose updates on a device are not told apart"
+        if missing:
+            return "nothing", f"{missing}, and a half step is never saved"
         why = ahead.why_not(state, self._rank.window)
         if why:
             return "nothing", why
         holds, why = holdings(state, world_size=self._rank.identity.world_size)
-        if holds == "all" and not device.answers():
+        gate, parameter = self._device, state.optimizers[0].param_groups[0]["params"][0]
+        if holds == "all" and gate is not None and not gate.answers(parameter):
             return "nothing", "the device's launch queue is full, and no other thread can read the parameters"
         return holds, why
 
-    def _let_the_update_end(self) -> None:
+    def _let_the_update_end(self, *, within_s: float = SETTLE_S) -> None:
         """Nothing is broken from outside in the middle of an update: some need a collective (ZeRO), and all end by themselves."""
         with self._changed:
-            self._until(lambda: self._phase != "update" or self._standing)
+            self._until(lambda: self._phase != "update" or self._standing, within_s=within_s)
 
     def _settle(self) -> None:
         """Between an update and the next fetch a loop steps its scheduler and more: let it come to a place where all that is done. A save that an order
@@ -350,8 +368,8 @@ class Rescuer:
         with self._changed:
             self._until(lambda: (self._phase not in ("update", "after") and not self._rank.saver.busy) or self._standing)
 
-    def _until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SETTLE_S
+    def _until(self, true: Callable[[], bool], *, within_s: float = SETTLE_S) -> None:
+        deadline = time.monotonic() + within_s
         while not true() and time.monotonic() < deadline:
             self._changed.wait(0.2)
 
@@ -386,7 +404,7 @@ class Rescuer:
         while (order := self._next_word(deadline)) is not None:
             match order:
                 case Rescue():
-                    saved = self._save(order)
+                    saved = self._save(order, within_s=free.grace_s)
                     self._rank.tell(saved)
                 case WriteCommitted() if saved is not None:
                     self._rank.tell(self._seal(order, saved))
@@ -400,15 +418,21 @@ class Rescuer:
                 self._changed.wait(1.0)
             return self._words.popleft() if self._words else None
 
-    def _save(self, order: Rescue) -> Saved:
-        from torch_watchdog_agent.rescue import device
-        from torch_watchdog_agent.rescue.saving import save
+    def _save(self, order: Rescue, *, within_s: float) -> Saved:
+        from torch_watchdog_agent.rescue.device import to_host
+        from torch_watchdog_agent.rescue.saving import save, unsaved
 
-        if self._ahead is None:
-            return save(self._rank, order, updates=self._rank.loop.updates_applied, windows_back=self._phase == "window")
-        self._ahead.mend(self._rank.subjects.now())
-        with device.beside():
-            return save(self._rank, order, updates=self._ahead.updates, windows_back=self._ahead.windows_back)
+        rank, ahead, gate = self._rank, self._ahead, self._device
+        if ahead is None or gate is None:
+            begun = self._phase == "window" and rank.loop.trained_on > 0  # an evaluation before the next step's first batch changes nothing
+            return save(rank, order, updates=rank.loop.updates_applied, windows_back=int(begun))
+        ahead.mend(rank.subjects.now())
+        try:
+            return gate.read(
+                lambda: save(rank, order, updates=ahead.updates, windows_back=ahead.windows_back, read=to_host), within_s=within_s
+            )
+        except TimeoutError as error:
+            return unsaved(rank, order, ahead.updates, str(error))
 
     def _seal(self, order: WriteCommitted, saved: Saved) -> Committed:
         rank = self._rank

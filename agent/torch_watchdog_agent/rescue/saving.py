@@ -14,27 +14,35 @@ from torch_watchdog_proto.messages import Saved
 from torch_watchdog_proto.rescue_words import Rescue
 
 if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.part import Reader
     from torch_watchdog_agent.checkpoint.position import LoaderPosition
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["save"]
+__all__ = ["save", "unsaved"]
 
 
-def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int) -> Saved:
+def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Reader | None = None) -> Saved:
     """Writes and digests; what fails becomes the answer's error. `updates`: how many the state has seen; `windows_back`:
-    how many windows were begun after them.
+    how many windows were begun after them; `read`: brings tensors to the host.
     """
     from torch_watchdog_agent.checkpoint.alone import save_alone
     from torch_watchdog_agent.checkpoint.errors import in_words
+    from torch_watchdog_agent.checkpoint.save import discard
 
     try:
-        with rank.window.rewound() if windows_back == 1 else nullcontext():
+        if windows_back and rank.window.updates_at(windows_back) != updates:
+            return unsaved(rank, order, updates, "what its step began with is not on hand")
+        rng = rank.window.rng_at(windows_back) if windows_back else None
+        with rank.window.rewound(windows_back) if windows_back else nullcontext():
             part = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
-                position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(),
+                position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,
             )  # fmt: skip
+            if windows_back and not rank.window.is_rewound(windows_back):
+                discard(part.path)
+                return unsaved(rank, order, updates, "the training has moved on while its state was being saved")
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
-        return _saved(rank, order, updates, error=in_words(error))
+        return unsaved(rank, order, updates, in_words(error))
     return _saved(rank, order, updates, finite=part.finite, files=part.files, format=part.format)
 
 
@@ -44,6 +52,11 @@ def _position(rank: Rank, windows_back: int) -> LoaderPosition:
 
     position = training_position()
     return replace(position, batches=max(0, position.batches - windows_back * rank.loop.trained_on))
+
+
+def unsaved(rank: Rank, order: Rescue, updates: int, why: str) -> Saved:
+    """The answer where nothing was written."""
+    return _saved(rank, order, updates, error=why)
 
 
 def _saved(rank: Rank, order: Rescue, updates: int, **fields: Any) -> Saved:

@@ -169,3 +169,39 @@ def test_finite_looks_at_every_element_of_every_float() -> None:
     assert all_finite([large, torch.zeros((), dtype=torch.bfloat16), torch.tensor([1]), torch.zeros(2, dtype=torch.float8_e5m2)])
     large[-1] = float("inf")
     assert not all_finite([torch.zeros(2), large])
+
+
+# Python ahead of a device: a rescue goes back further than one window
+
+
+def scheduled() -> tuple[Subjects, torch.optim.lr_scheduler.LambdaLR]:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    subjects = Subjects()
+    subjects.optimizer_seen(optimizer)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    subjects.scheduler_seen(scheduler)
+    return subjects, scheduler
+
+
+def test_the_state_of_some_windows_ago_is_seen_and_then_the_present_one_again() -> None:
+    subjects, scheduler = scheduled()
+    window = WindowState(subjects, say=print)
+    for updates in range(5):
+        window.opened(updates=updates)
+        scheduler.optimizer.step()
+        scheduler.step()
+    assert [window.updates_at(back) for back in (1, 2, 3, 4)] == [4, 3, 2, None]
+    with window.rewound(2):
+        assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (3, 1 / 4)
+        assert window.is_rewound(2)
+    assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (5, 1 / 6)
+
+
+def test_a_training_that_moves_on_while_its_state_is_saved_is_noticed() -> None:
+    subjects, scheduler = scheduled()
+    window = WindowState(subjects, say=print)
+    window.opened(updates=1)
+    with window.rewound():
+        scheduler.step()
+        assert not window.is_rewound(1)

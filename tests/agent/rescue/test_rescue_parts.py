@@ -106,7 +106,7 @@ class FakeGate:
     missed = False
 
     def __init__(self, done: int, *, between: bool = True) -> None:
-        self.done, self.is_between_updates, self.closed = done, between, False
+        self.done, self.is_between_updates, self.closed, self.opened_last = done, between, False, done + 1
 
     def close(self) -> None:
         self.closed = True
@@ -169,9 +169,26 @@ def test_step_counters_outside_the_device_are_set_back() -> None:
     assert [float(entries["step"]) for entries in optimizer.state.values()] == [1.0]
 
 
-def test_schedulers_that_are_further_ahead_than_one_window_are_a_reason_to_refuse() -> None:
-    window = SimpleNamespace(keeps_buffers=False)
-    optimizer = SimpleNamespace(state={}, param_groups=[])
-    assert not Ahead(updates=1, launched=2, windows_back=1).why_not(state_of(optimizer, schedulers=(1,)), window)  # type: ignore[arg-type]
-    assert Ahead(updates=1, launched=3, windows_back=2).why_not(state_of(optimizer, schedulers=(1,)), window)  # type: ignore[arg-type]
-    assert not Ahead(updates=1, launched=3, windows_back=2).why_not(state_of(optimizer), window)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("windows_back", "opened", "kept_of", "why"),
+    [
+        (1, 2, 1, ""),
+        (2, 2, 1, ""),
+        (0, 1, None, ""),  # nothing to put back
+        (2, 1, 1, "had not come to the start"),  # what was copied at the window's start is not in its copy yet
+        (2, 2, 0, "not kept so long"),  # a veto came between: that window began elsewhere
+        (4, 2, None, "not kept so long"),
+    ],
+)
+def test_what_the_step_began_with_must_be_on_hand(windows_back: int, opened: int, kept_of: int | None, why: str) -> None:
+    window = SimpleNamespace(updates_at=lambda back: kept_of, keeps_buffers=False)
+    found = Ahead(updates=1, launched=3, windows_back=windows_back, opened=opened)
+    refused = found.why_not(state_of(SimpleNamespace(state={}, param_groups=[])), window)  # type: ignore[arg-type]
+    assert (why in refused) if why else not refused
+
+
+def test_buffers_that_the_device_goes_on_changing_are_a_reason_to_refuse() -> None:
+    window = SimpleNamespace(updates_at=lambda back: 1, keeps_buffers=True)
+    state = state_of(SimpleNamespace(state={}, param_groups=[]))
+    assert "BatchNorm" in Ahead(updates=1, launched=1, windows_back=1, opened=2).why_not(state, window)  # type: ignore[arg-type]
+    assert not Ahead(updates=1, launched=1, windows_back=0, opened=1).why_not(state, window)  # type: ignore[arg-type]

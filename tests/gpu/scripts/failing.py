@@ -34,10 +34,11 @@ class Rows(Dataset):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, num_layers: int, *, buffers: bool) -> None:
         super().__init__()
         self.table = nn.Embedding(ROWS, WIDTH)
-        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(8)]
+        last = nn.BatchNorm1d if buffers else nn.Identity
+        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), last(WIDTH)) for _ in range(num_layers)]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(WIDTH, CLASSES)
 
@@ -45,8 +46,9 @@ class Net(nn.Module):
         return self.head(self.body(self.table(ids).mean(1)))
 
 
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    sha = hashlib.sha256()
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> str:
+    """Of parameters, buffers, the optimizer's state and learning rate, and the scheduler's place."""
+    sha = hashlib.sha256(repr((scheduler.last_epoch, [group["lr"] for group in optimizer.param_groups])).encode())
     for name, value in sorted(model.state_dict().items()):
         sha.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     for state in optimizer.state_dict()["state"].values():
@@ -80,9 +82,11 @@ def fail(how: str, device: torch.device) -> None:
         nn.functional.binary_cross_entropy(torch.full((4,), 1.5, device=device), torch.ones(4, device=device))
 
 
-def build(args: argparse.Namespace, device: torch.device) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+def build(
+    args: argparse.Namespace, device: torch.device
+) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     torch.manual_seed(7)
-    plain = Net().to(device)
+    plain = Net(150 if args.model == "deep" else 8, buffers=args.model == "bn").to(device)
     model: nn.Module = plain
     if args.model == "fsdp2" and dist.is_initialized():
         from torch.distributed.fsdp import fully_shard
@@ -93,15 +97,16 @@ def build(args: argparse.Namespace, device: torch.device) -> tuple[nn.Module, nn
     elif dist.is_initialized():
         model = DistributedDataParallel(plain, device_ids=[device.index])
     kind = {"foreach": args.optimizer == "foreach", "fused": args.optimizer == "fused"}
-    return plain, model, torch.optim.AdamW(model.parameters(), lr=1e-3, **kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **kind)
+    return plain, model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
 def check(args: argparse.Namespace) -> None:
     import torch_watchdog_agent
 
-    plain, _, optimizer = build(args, torch.device("cuda", 0))
-    resumed = torch_watchdog_agent.restore(model=plain, optimizer=optimizer, path=args.check)
-    print("checked", resumed.step, digest(plain, optimizer))
+    plain, _, optimizer, scheduler = build(args, torch.device("cuda", 0))
+    resumed = torch_watchdog_agent.restore(model=plain, optimizer=optimizer, scheduler=scheduler, path=args.check)
+    print("checked", resumed.step, digest(plain, optimizer, scheduler))
 
 
 def train(args: argparse.Namespace) -> None:
@@ -110,7 +115,7 @@ def train(args: argparse.Namespace) -> None:
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=args.timeout))
     rank = dist.get_rank()
-    plain, model, optimizer = build(args, device)
+    plain, model, optimizer, scheduler = build(args, device)
     rows = Rows()
     loader = DataLoader(rows, batch_size=16, sampler=DistributedSampler(rows))
     trail = Path(f"trail-{rank}").open("w") if args.trail else None  # noqa: SIM115 - as long as the process lives
@@ -124,11 +129,12 @@ def train(args: argparse.Namespace) -> None:
         loss = nn.functional.cross_entropy(model(ids.to(device, non_blocking=True)), labels.to(device, non_blocking=True))
         loss.backward()
         optimizer.step()
+        scheduler.step()
         optimizer.zero_grad()
         if args.sync:
             loss.item()
         if trail is not None:
-            trail.write(f"{step + 1} {digest(plain, optimizer)}\n")
+            trail.write(f"{step + 1} {digest(plain, optimizer, scheduler)}\n")
             trail.flush()
     torch.cuda.synchronize()
     dist.barrier()
@@ -140,7 +146,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", default="")
     parser.add_argument("--at", type=int, default=30)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--model", default="ddp", choices=["ddp", "fsdp2"])
+    parser.add_argument("--model", default="ddp", choices=["ddp", "bn", "deep", "fsdp2"])
     parser.add_argument("--optimizer", default="foreach", choices=["foreach", "fused"])
     parser.add_argument("--sync", action="store_true")
     parser.add_argument("--trail", action="store_true")
