@@ -76,6 +76,15 @@ def test_a_rank_that_does_something_else_is_late_but_not_hung_until_the_collecti
     assert run.timeout_s * 0.8 <= run.now
 
 
+def test_it_is_sure_well_before_the_collective_gives_up() -> None:
+    for timeout_s in (20.0, 30.0, 47.0, 100.0, 600.0):
+        run = Run(timeout_s=timeout_s)
+        began = run.now
+        while not ((hung := run.look(waits=(0,), elsewhere=(1,))) and hung.sure):
+            assert run.now - began < timeout_s
+        assert 0.8 * timeout_s <= run.now - began <= 0.8 * timeout_s + ANSWER_S
+
+
 def test_where_nobody_waits_nobody_is_late() -> None:
     run = Run()
     assert run.look(elsewhere=(0, 1)) is None

@@ -100,7 +100,10 @@ class HangWatch:
         stood_s = now - self._last
         self._asked_at, asked_before = None, self._stopped_before
         self._stopped_before = frozenset(rank for rank in self._asked if self._state(rank) in ("T", AWAY))
-        self._ask_again_at = now + self._unusual_s() / 2
+        last_look = (
+            self._last + PART_OF_TIMEOUT * self._timeout_s() - ANSWER_S
+        )  # so that it is sure when it can be, and not after the collectives' end
+        self._ask_again_at = now + self._unusual_s() / 2 if last_look <= now else min(now + self._unusual_s() / 2, last_look)
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
         late = sorted(self._asked - set(waiting))
         if not waiting:
@@ -125,12 +128,15 @@ class HangWatch:
 
     def _told_once(self, hung: Hung, stood_s: float) -> Hung | None:
         """Again only where it has become sure: at the latest before the collectives give up."""
-        timeout_s = min((answer.timeout_s for answer in self._answers.values() if answer.timeout_s > 0), default=float("inf"))
-        hung = replace(hung, sure=hung.sure or stood_s >= PART_OF_TIMEOUT * timeout_s)
+        hung = replace(hung, sure=hung.sure or stood_s >= PART_OF_TIMEOUT * self._timeout_s())
         if self._told and not hung.sure:
             return None
         self._told = True
         return hung
+
+    def _timeout_s(self) -> float:
+        """Of the process groups, as the ranks have answered."""
+        return min((answer.timeout_s for answer in self._answers.values() if answer.timeout_s > 0), default=float("inf"))
 
     def _since(self, stood_s: float) -> str:
         return f"no step for {stood_s:.0f} s, where one is usual every {median(self._gaps_s):.2g} s"
