@@ -51,7 +51,7 @@ def test_bart_goes_on_without_a_target_past_the_vocabulary_and_without_ignored_l
     assert [told(one) for one in ended.incidents] == [
         (5, "labels", [1, 3], 64, 0, 63, "cross_entropy"),
         (6, "decoder_input_ids", [1, 4], -100, 0, 63, "embedding"),
-        (7, "decoder_input_ids", [1, 8], -100, 0, 63, "embedding"),
+        (7, "decoder_input_ids", [0, 8], -100, 0, 63, "embedding"),
     ]
     assert [one["bound"]["module"] for one in ended.incidents] == [None, module, module]
     assert "shifted before its -100 was replaced" in ended.incidents[2]["cause"]

@@ -55,6 +55,14 @@ def test_what_a_person_sees_is_a_table_of_samples(tmp_path: Path) -> None:
     assert lines[0].split() == ["sample", "rank", "what", "allowed", "where"]
     assert lines[1].split() == ["200", "0", "ids[0,2]", "=", "300", "0..99", "embedding", "in", "0"]
     assert (tmp_path / "watchdog_runs" / "looked" / "scan" / "rank-0.jsonl").exists()
+    (listed,) = json.loads(launch(tmp_path, [*watchdog("jobs", "--json")]).out)["jobs"]
+    assert (listed["job"], listed["policy"], listed["state"], listed["incidents"], listed["exit_code"]) == (
+        "looked",
+        "scan",
+        "ended",
+        1,
+        65,
+    )
 
 
 def test_a_sample_that_the_data_set_cannot_make_is_a_finding_too(tmp_path: Path) -> None:

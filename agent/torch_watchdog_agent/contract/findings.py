@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_watchdog_agent.contract.check import Extremes
+from torch_watchdog_agent.contract.fits import Fits
 
 __all__ = ["Oddity", "Past", "Seen"]
 
 OUTLIER_FACTOR = 10
 OUTLIER_AFTER_BATCHES = 10
 OUTLIER_FROM_ELEMENTS = 4096
-FITTED_FOR_BATCHES = 4
-MAX_SHAPES = 1 << 14
-_IDS = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +59,7 @@ class Seen:
 
     batches: int = 0
     _known: dict[str, _Known] = field(default_factory=dict)
-    _fits: dict[str, set[str]] = field(default_factory=dict)  # a mask, and the ids that had its shape in every batch so far
-    _fitting: set[tuple[torch.Size, ...]] = field(default_factory=set)  # shapes of whole batches that were taken
+    fits: Fits = field(default_factory=Fits)
 
     def news(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[str]:
         """The tensors that are not as they were before in every respect; most batches have none."""
@@ -81,27 +78,10 @@ class Seen:
             known = self._known.get(key)
             if known is not None:
                 found += _odd(key, leaves[key], seen[key], known, self.batches)
-        return found + self._unfit(leaves)
-
-    def _unfit(self, leaves: Mapping[str, torch.Tensor]) -> list[Oddity]:
-        """Masks that have another shape than the ids which they always fitted: libraries cut or fill such a mask without a word."""
-        if self.batches < FITTED_FOR_BATCHES or _shapes(leaves) in self._fitting:
-            return []
-        found = []
-        for mask, ids in self._fits.items():
-            known = [key for key in ids if key in leaves]
-            if mask in leaves and known and not any(leaves[key].shape == leaves[mask].shape for key in known):
-                found.append(Oddity(kind="batch.shape", key=mask, usual=min(known)))
+        unfit = self.fits.unfit(leaves)
+        if unfit is not None and unfit.is_of_a_mask:
+            found.append(Oddity(kind="batch.shape", key=unfit.key, usual=unfit.other))
         return found
-
-    def _took_shapes(self, leaves: Mapping[str, torch.Tensor]) -> None:
-        """A mask that does not fit is one that need not."""
-        for mask in leaves:
-            if mask.endswith("mask") and leaves[mask].dim() >= 2:
-                beside = mask.rpartition(".")[0]
-                ids = {key for key, leaf in leaves.items() if leaf.dtype in _IDS and "mask" not in key and key.rpartition(".")[0] == beside}
-                fitting = {key for key in ids if leaves[key].shape == leaves[mask].shape}
-                self._fits[mask] = self._fits.get(mask, fitting) & fitting
 
     def past_of(self, key: str) -> Past | None:
         """None where nothing was seen of it, or no integers."""
@@ -125,9 +105,7 @@ class Seen:
     def took(self, news: Sequence[str], leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> None:
         """This batch went to the training: what was new about it is new no more."""
         self.batches += 1
-        if (shapes := _shapes(leaves)) not in self._fitting and len(self._fitting) < MAX_SHAPES:
-            self._took_shapes(leaves)
-            self._fitting.add(shapes)
+        self.fits.took(leaves)
         for key in news:
             known, tensor = self._known.setdefault(key, _Known()), leaves[key]
             known.dtypes.add(tensor.dtype)
@@ -146,10 +124,6 @@ class Seen:
             if known.low is None or low < known.low or high > known.high:
                 known.high = high if known.low is None else max(known.high, high)
                 known.low = low if known.low is None else min(known.low, low)
-
-
-def _shapes(leaves: Mapping[str, torch.Tensor]) -> tuple[torch.Size, ...]:
-    return tuple([tensor.shape for tensor in leaves.values()])
 
 
 def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known, batches: int) -> list[Oddity]:

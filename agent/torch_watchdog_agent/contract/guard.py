@@ -236,6 +236,8 @@ class Guard:
             if past is not None:
                 origin.past.setdefault(key, past)  # judged again, the batch itself is part of the past
         oddities = self._seen.oddities(news, leaves, seen)
+        origin.retyped = origin.retyped or {odd.key: odd.usual for odd in oddities if odd.kind == "batch.dtype"}
+        origin.unfit = origin.unfit or self._seen.fits.unfit(leaves)
         legal = functools.cache(lambda: self._legal(structure_of(signature), leaves, oddities))
         violation, warnings = verdict(self._contract, findings, oddities, origin, legal) if findings or oddities else (None, ())
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED

@@ -25,9 +25,13 @@ __all__ = ["mask_unlike", "misfit"]
 
 _FUNCTIONAL = f"torch{os.sep}nn{os.sep}functional.py"
 _INDICES = {"embedding": "int64 or int32", "embedding_bag": "int64 or int32", "cross_entropy": "int64", "nll_loss": "int64"}
-_ABOUT_DTYPE = re.compile(r"scalar types?|dtype|can't be cast|only applicable to index tensor|tensors used as indices", re.IGNORECASE)
+_ABOUT_DTYPE = re.compile(
+    r"scalar types?|dtype|input type|can't be cast|only applicable to index tensor|tensors used as indices", re.IGNORECASE
+)
 _ABOUT_SHAPE = re.compile(
-    r"batch_size|target size|target tensor expected|must match|shape|size of tensor|different to the input size|same size", re.IGNORECASE
+    r"batch_size|target size|target tensor expected|must match|shape|size of tensor|different to the input size|same size|"
+    r"not match|inconsistent|expected input|expanded size|sizes? of|broadcast|out of bounds for dimension|invalid for input",
+    re.IGNORECASE,
 )
 
 
@@ -51,10 +55,10 @@ def misfit(error: BaseException, origin: Origin, batch: object) -> Violation | N
         return _not_a_tensor(call, arrays_of(batch))
     about_dtype = _ABOUT_DTYPE.search(text) is not None
     if about_dtype:
-        return _of_another_dtype(call, origin)
+        return _of_another_dtype(call, origin) or _retyped(call, origin)
     if _ABOUT_SHAPE.search(text) is None:
         return None
-    return _of_another_shape(call, origin) or _mask_of_another_length(call, origin)
+    return _of_another_shape(call, origin) or _mask_of_another_length(call, origin) or _unfit(call, origin)
 
 
 def _call_that_raised(traceback: TracebackType | None) -> _Call:
@@ -83,6 +87,31 @@ def _of_another_dtype(call: _Call, origin: Origin) -> Violation | None:
         "batch.dtype", key, origin, call, summary=f"{key} has dtype {wrong}; {call.op} needs {needed}",
         cause=f"{key} came as {wrong}, and {call.op} takes {needed}. The values may be fine: only the dtype is wrong.",
         fix=f"Cast {key} in the data set or the collator: {_cast(needed)}.",
+    )  # fmt: skip
+
+
+def _retyped(call: _Call, origin: Origin) -> Violation | None:
+    """No frame holds the tensor any more, but one of the batch has another dtype than it always had."""
+    for key, usual in origin.retyped.items():
+        wrong = _name(origin.leaves[key].dtype)
+        return _violation(
+            "batch.dtype", key, origin, call, summary=f"{key} has dtype {wrong}; it always was {usual}",
+            cause=f"{key} came as {wrong} and always was {usual} before, and the step fails about a dtype. The values may be fine: only the dtype is wrong.",
+            fix=f"Cast {key} in the data set or the collator: {_cast(usual)}.",
+        )  # fmt: skip
+    return None
+
+
+def _unfit(call: _Call, origin: Origin) -> Violation | None:
+    """No frame holds the tensor any more, but one of the batch has not the length that it always had in common with another."""
+    unfit = origin.unfit
+    if unfit is None:
+        return None
+    mine, theirs = tuple(origin.leaves[unfit.key].shape), tuple(origin.leaves[unfit.other].shape)
+    return _violation(
+        "batch.shape", unfit.key, origin, call, summary=f"{unfit.key} {mine} does not fit {unfit.other} {theirs}",
+        cause=f"Dimension {unfit.dim} of {unfit.key} always was as long as dimension {unfit.other_dim} of {unfit.other}; now they are {mine} and {theirs}.",
+        fix="Truncate, pad and filter all tensors of a sample together, in the data set or the collator.",
     )  # fmt: skip
 
 

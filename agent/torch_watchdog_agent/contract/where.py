@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_watchdog_agent.contract.findings import Past
+from torch_watchdog_agent.contract.fits import Unfit
 from torch_watchdog_proto.messages import Sample
 
 __all__ = ["Origin", "flat_to_element", "lengths_of", "value_at"]
@@ -19,7 +20,7 @@ IGNORED = -100
 class Origin:
     """Where a batch came from: the sampler's indices, the worker, its tensors (`leaves`: what can be read of them; `own`: as the loop has them).
 
-    `past`: what was seen before of tensors that are not as they were.
+    `past`: what was seen before of tensors that are not as they were. `retyped`, `unfit`: what is odd about it and may be harmless.
     """
 
     leaves: Mapping[str, torch.Tensor]
@@ -27,6 +28,8 @@ class Origin:
     worker: int | None
     past: dict[str, Past] = field(default_factory=dict)
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    retyped: Mapping[str, str] = field(default_factory=dict)  # and which dtype each of these tensors always had
+    unfit: Unfit | None = None
 
     def device(self, key: str) -> torch.device:
         """Where the loop has that tensor."""

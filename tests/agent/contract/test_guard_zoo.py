@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
+from corruption import cell_changed, compared, seeded, taught
 from guard_loop import Loop
 from guard_zoo import FAMILIES, Bad, Family
 from guard_zoo_counts import COUNTED
 from guard_zoo_shapes import SHAPED
 
-from torch_watchdog_agent.contract.flatten import leaves_of
+
+def taught_family(name: str, batches: int) -> tuple[Family, Loop, list]:
+    family = made(name)
+    return (family, *taught(family, batches))
 
 
-def seeded(family: Family, seed: int) -> Family:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    return family
-
-
-def taught(name: str, batches: int) -> tuple[Family, Loop, list]:
+def made(name: str) -> Family:
     torch.manual_seed(0)
-    family = seeded(FAMILIES[name](), 0)
-    loop = Loop(family.model, family.step)
-    return family, loop, [loop.step(family.clean()) for _ in range(batches)]
+    return FAMILIES[name]()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_clean_batches_of_any_shape_raise_no_alarm(name: str) -> None:
-    _, loop, seen = taught(name, 40)
+    _, loop, seen = taught_family(name, 40)
     assert loop.said == []
     assert [one.violation for one in seen if one.violation is not None] == []
     assert [one.raised for one in seen if one.raised is not None] == []
@@ -37,104 +31,17 @@ def test_clean_batches_of_any_shape_raise_no_alarm(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_few_batches_are_traced_once_the_shapes_are_understood(name: str) -> None:
-    _, _, seen = taught(name, 60)
+    _, _, seen = taught_family(name, 60)
     assert sum(one.checked.needs_trace for one in seen[30:]) <= 6
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_bad_batch_is_named_before_its_operator_runs(name: str) -> None:
-    family, loop, _ = taught(name, 40)
+    family, loop, _ = taught_family(name, 40)
     for bad in family.bad:
         found = loop.step(bad.change(family.clean()))
         assert found.violation is not None, (name, bad.key, found.raised)
         assert found.violation.batch.key == bad.key, found.violation.summary
-
-
-def corrupted(family: Family) -> tuple:
-    """A clean batch with one cell changed at random."""
-    batch = family.clean()
-    leaves = {
-        key: t for key, t in leaves_of(batch).items() if t.numel() and (not t.is_floating_point() or family.name in ("binned", "bags"))
-    }
-    tensor = leaves[random.choice(list(leaves))]
-    integers = [
-        -1,
-        -2,
-        -99,
-        -100,
-        -101,
-        0,
-        1,
-        2,
-        3,
-        5,
-        6,
-        10,
-        11,
-        12,
-        19,
-        20,
-        30,
-        49,
-        50,
-        69,
-        70,
-        96,
-        97,
-        98,
-        254,
-        255,
-        1023,
-        1024,
-        5000,
-        2**31,
-        2**40,
-    ]
-    choices = (
-        integers
-        if tensor.dtype == torch.int64
-        else [0, 5, 6, 254, 255]
-        if tensor.dtype == torch.uint8
-        else [-0.01, 0, 0.5, 1.0, 1.006, 2.0]
-    )
-    tensor[tuple(random.randrange(n) for n in tensor.shape)] = random.choice(choices)
-    return batch
-
-
-def step_fails(family: Family, batch) -> bool:
-    """The truth: whether the step without us raises."""
-    try:
-        family.step(family.model, batch)
-    except (IndexError, RuntimeError, ValueError):
-        return True
-    return False
-
-
-def out_of_order(violation) -> bool:
-    """Bags that run backwards: no CPU says so, memory is read past its end, and the process may be gone."""
-    return violation is not None and violation.batch.key in ("offsets", "ends") and "before it" in violation.cause
-
-
-def differential(name: str, rounds: int) -> tuple[list, list]:
-    """(harmless but blamed, harmful but missed) over random corruptions."""
-    family, loop, _ = taught(name, 60)
-    seeded(family, 7)
-    blamed, missed = [], []
-    for _ in range(rounds):
-        batch = corrupted(family)
-        before = {key: tensor.clone() for key, tensor in leaves_of(batch).items()}
-        found = loop.step(batch)
-        again = dict(leaves_of(batch).items())
-        if found.checked.violation is not None:
-            assert all(torch.equal(before[key], again[key]) for key in before), "the check changed the batch"
-        if out_of_order(found.violation):
-            continue
-        harmful = found.raised is not None or step_fails(family, batch)
-        if harmful and found.violation is None:
-            missed.append((found.raised, found.checked))
-        if not harmful and found.violation is not None and found.violation.kind != "batch.empty":
-            blamed.append(found.violation.summary)
-    return blamed, missed
 
 
 CORRUPTIBLE = [name for name, make in FAMILIES.items() if make().corrupt]
@@ -142,25 +49,26 @@ CORRUPTIBLE = [name for name, make in FAMILIES.items() if make().corrupt]
 
 @pytest.mark.parametrize("name", CORRUPTIBLE)
 def test_random_corruption_is_blamed_exactly_where_the_step_would_fail(name: str) -> None:
-    blamed, missed = differential(name, 40)
-    assert blamed == []
-    assert len(missed) == 0, missed[0]
+    outcome = compared(made(name), 40, clean=0, spoil=cell_changed)
+    assert (outcome.alarms, outcome.blamed, outcome.missed) == ([], [], [])
+    assert outcome.harmful + outcome.harmless + outcome.undecided == 40
+    assert outcome.harmful
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CORRUPTIBLE)
 def test_much_random_corruption_is_blamed_where_the_step_would_fail(name: str) -> None:
-    blamed, missed = differential(name, 400)
-    assert blamed == []
-    assert len(missed) <= 8, missed[0]
+    outcome = compared(made(name), 400, clean=0, spoil=cell_changed)
+    assert (outcome.alarms, outcome.blamed) == ([], [])
+    assert len(outcome.missed) <= 8, outcome.missed[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_long_soak_of_clean_batches_is_silent_and_soon_costs_no_trace(name: str) -> None:
-    family, loop, seen = taught(name, 60)
+    family, loop, seen = taught_family(name, 60)
     seeded(family, 11)
     seen += [loop.step(family.clean()) for _ in range(140)]
     assert [one.violation for one in seen if one.violation is not None] == []

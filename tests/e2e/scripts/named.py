@@ -49,8 +49,8 @@ def long(batch: Batch) -> None:
 
 
 def shifted(batch: Batch) -> None:
-    """Labels shifted as they are, -100 and all."""
-    batch["decoder_input_ids"][ROW, 1:] = batch["labels"][ROW, :-1]
+    """Labels shifted as they are, -100 and all, by a collation that does so with every row."""
+    batch["decoder_input_ids"][:, 1:] = batch["labels"][:, :-1]
 
 
 def swapped(batch: Batch) -> None:

@@ -154,6 +154,17 @@ def test_jobs_are_listed_newest_first(runs: Runs) -> None:
     assert [job["job"] for job in json.loads(runs("jobs", "--json").stdout)["jobs"]] == ["new", "old"]
 
 
+def test_a_scan_is_listed_as_one_with_the_exit_code_that_it_had(runs: Runs) -> None:
+    root = runs.add_job("scan-1").root
+    state = {"rank": 0, "world_size": 1, "batches": 9, "samples": 36, "total_batches": 9, "unconfirmed": 0, "driving": True, "seconds": 1.0}
+    write_json(root / "scan" / "rank-0.json", state | {"finished": True})
+    (job,) = json.loads(runs("jobs", "--json").stdout)["jobs"]
+    assert (job["policy"], job["incidents"], job["exit_code"]) == ("scan", 0, 0)
+    write_json(root / "scan" / "rank-0.json", state | {"finished": False})
+    (job,) = json.loads(runs("jobs", "--json").stdout)["jobs"]
+    assert job["exit_code"] not in (0, None)
+
+
 def test_no_job_is_no_error(runs: Runs) -> None:
     assert runs("jobs").returncode == 0
     assert json.loads(runs("jobs", "--json").stdout) == {"jobs": []}

@@ -22,7 +22,6 @@ from torch_watchdog.scan.tell import COLUMNS, headline, row
 
 __all__ = ["command"]
 
-EXIT_BAD, EXIT_UNFINISHED = 65, 1
 LAST_LINES = 15
 
 
@@ -73,7 +72,7 @@ def _launch(config: LaunchConfig, run_dir: Path, after: Path | None, words: Sequ
 
 
 def _told(results: Results, code: int, run_dir: Path, log: Path, *, as_json: bool) -> int:
-    exit_code = EXIT_BAD if results.bad else 0 if results.finished else max(code, EXIT_UNFINISHED)
+    exit_code = results.exit_code(code)
     if as_json:
         print_json({"run_dir": str(run_dir), **results.as_json(), "exit_code": exit_code})
     elif results.bad:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RankState", "Results", "read_results"]
+__all__ = ["RankState", "Results", "is_scan", "read_results"]
 
 FOLDER = "scan"
+EXIT_BAD, EXIT_UNFINISHED = 65, 1
 UNCONFIRMED = "batches that would have to run to be judged"
 
 
@@ -68,11 +69,20 @@ class Results:
     def unconfirmed(self) -> int:
         return sum(rank.unconfirmed for rank in self.ranks)
 
+    def exit_code(self, of_the_command: int) -> int:
+        """What `watchdog scan` ends with: 0 says that all data were seen and are fine."""
+        return EXIT_BAD if self.bad else 0 if self.finished else max(of_the_command, EXIT_UNFINISHED)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "finished": self.finished, "ranks": len(self.ranks), "batches": self.batches, "samples": self.samples, "seconds": round(self.seconds, 3),
             "samples_per_s": round(self.samples_per_s, 1), "unconfirmed_batches": self.unconfirmed, "bad": list(self.bad),
         }  # fmt: skip
+
+
+def is_scan(run_dir: Path) -> bool:
+    """Whether the run only looked at data. Known once a rank has begun."""
+    return (run_dir / FOLDER).is_dir()
 
 
 def read_results(run_dir: Path) -> Results:
