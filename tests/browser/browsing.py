@@ -54,7 +54,8 @@ class Browser:
         """Of the whole page, however long, for people to look at: CI keeps the folder."""
         PICTURES.mkdir(parents=True, exist_ok=True)
         size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], MOST_PIXELS_HIGH), "scale": 1}
+        width = self.run("return window.innerWidth")  # no scroll bar is drawn beyond the viewport
+        clip = {"x": 0, "y": 0, "width": width, "height": min(size["height"], MOST_PIXELS_HIGH), "scale": 1}
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         (PICTURES / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
 
