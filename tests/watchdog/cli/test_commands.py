@@ -420,3 +420,11 @@ def test_two_jobs_are_compared_and_an_attempt_that_is_not_there_is_named(runs: R
 def test_watching_without_a_terminal_says_what_to_use_instead(runs: Runs, ended_job: RunDirectory) -> None:
     done = runs("status", "train-1", "--watch")
     assert done.returncode == 2 and "--watch needs a terminal" in done.stderr
+
+
+def test_commands_of_the_store_say_where_there_is_nothing_to_do(runs: Runs) -> None:
+    store = f"sqlite:///{runs.folder / 'store.sqlite'}"
+    said = [
+        runs("store", *words, TORCH_WATCHDOG_STORE=store).stdout for words in (("import",), ("export",), ("prune", "--older-than", "3"))
+    ]
+    assert said == [f"no run in {runs.folder}/watchdog_runs\n", "the store has no run\n", "nothing is older than 3 days\n"]

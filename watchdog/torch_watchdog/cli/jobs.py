@@ -29,6 +29,7 @@ def command(context: click.Context, /, as_json: bool, **_: object) -> None:
     if as_json:
         print_json({"jobs": found})
         return
+    where = f"in {config.directory}" if config.daemon == "auto" else f"has reported to the daemon at {config.daemon} since it began"
     rows = [
         (
             job["job"],
@@ -41,7 +42,7 @@ def command(context: click.Context, /, as_json: bool, **_: object) -> None:
         )
         for job in found
     ]
-    print_table(("job", "state", "started", "ranks", "policy", "incidents", "exit"), rows, empty=f"no job in {config.directory}")
+    print_table(("job", "state", "started", "ranks", "policy", "incidents", "exit"), rows, empty=f"no job {where}")
 
 
 def _listed(job: JobStatus) -> dict[str, Any]:

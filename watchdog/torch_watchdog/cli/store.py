@@ -40,6 +40,8 @@ def export(context: click.Context, /, jobs: tuple[str, ...], url: str | None, **
     """Write what the store has of these jobs (default: of all) into run directories below --dir, for every command that reads them."""
     folder, database = settings(context).directory, open_store(url)
     there = database.runs()
+    if not there and not jobs:
+        click.echo("the store has no run")
     for job in jobs or tuple(there):
         if job not in there:
             raise UnknownJobError(job, tuple(there))
@@ -53,7 +55,10 @@ def export(context: click.Context, /, jobs: tuple[str, ...], url: str | None, **
 def import_runs(context: click.Context, /, jobs: tuple[str, ...], url: str | None, **_: object) -> None:
     """Bring run directories (default: all below --dir) into the store. What is there already stays as it is."""
     folder, database = settings(context).directory, open_store(url)
-    for job in jobs or tuple(sorted(path.name for path in folder.glob("*") if path.is_dir())):
+    found = jobs or tuple(sorted(path.name for path in folder.glob("*") if path.is_dir()))
+    if not found:
+        click.echo(f"no run in {folder}")
+    for job in found:
         if not (folder / job).is_dir():
             raise UnknownJobError(job)
         number = bring_in(database, folder / job, has_newest=False)
@@ -70,12 +75,14 @@ def import_runs(context: click.Context, /, jobs: tuple[str, ...], url: str | Non
 def prune(context: click.Context, /, days: float, url: str | None, **_: object) -> None:
     """Remove what daemons wrote of old runs: below --dir, and in --store where one is given. Checkpoints and logs stay."""
     before_s = time.time() - days * _DAY_S
-    for job in forget_old_files(settings(context).directory, before_s, ()):
+    from_files = tuple(forget_old_files(settings(context).directory, before_s, ()))
+    from_store = open_store(url).forget_older(before_s, ()) if url else ()
+    for job in from_files:
         click.echo(f"{job}: removed from its run directory")
-    if url:
-        database = open_store(url)
-        for job in database.forget_older(before_s, ()):
-            click.echo(f"{job}: removed from the store")
+    for job in from_store:
+        click.echo(f"{job}: removed from the store")
+    if not from_files and not from_store:
+        click.echo(f"nothing is older than {days:g} days")
 
 
 def open_store(url: str | None) -> Database:
