@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from torch_watchdog.rules.alert import Alert
 from torch_watchdog.rules.catalogue import rules_with, settings_of
 from torch_watchdog.rules.sign import About, Rule, Sign
@@ -63,8 +65,11 @@ class Engine:
         if self._next is None or (now < self._next and not at_end):
             return ()
         self._looked, self._next = now, None
-        self._view.take_waiting()
-        findings = [finding for watched in self._watched for finding in watched.look(self._view, now)]
+        with np.errstate(
+            all="ignore"
+        ):  # where a rank has no number yet there is NaN; a word of numpy's on somebody's terminal helps nobody
+            self._view.take_waiting()
+            findings = [finding for watched in self._watched for finding in watched.look(self._view, now)]
         self._view.looked()
         if any(watched.is_waiting for watched in self._watched):
             self._next = now + self._interval_s
