@@ -100,10 +100,10 @@ class HangWatch:
         stood_s = now - self._last
         self._asked_at, asked_before = None, self._stopped_before
         self._stopped_before = frozenset(rank for rank in self._asked if self._state(rank) in ("T", AWAY))
-        last_look = (
-            self._last + PART_OF_TIMEOUT * self._timeout_s() - ANSWER_S
-        )  # so that it is sure when it can be, and not after the collectives' end
-        self._ask_again_at = now + self._unusual_s() / 2 if last_look <= now else min(now + self._unusual_s() / 2, last_look)
+        self._ask_again_at = now + self._unusual_s() / 2
+        sure_at = self._last + PART_OF_TIMEOUT * self._timeout_s()
+        if sure_at > now:  # not a look that comes to its verdict after the collectives have given up
+            self._ask_again_at = min(self._ask_again_at, max(now, sure_at - ANSWER_S))
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
         late = sorted(self._asked - set(waiting))
         if not waiting:
