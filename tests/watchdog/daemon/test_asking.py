@@ -47,7 +47,8 @@ def test_a_job_whose_record_a_central_daemon_keeps_is_read_there_and_without_it_
         node.steps(0, 0, 1, 2)
         node.say(Noticed(rank=0, step=3, micro_step=0, violation=BAD_TOKEN))
         node.steps(0, 3)
-        timeline, incidents = ask(root, "timeline", "job"), ask(root, "incidents", "job", "--json")
+        (root / "by-another-way").symlink_to(root / "watchdog_runs")
+        timeline, incidents = ask(root, "timeline", "job", "--dir", "by-another-way"), ask(root, "incidents", "job", "--json")
     assert "4 steps" in timeline.stdout, timeline.stderr
     assert [found["kind"] for found in json.loads(incidents.stdout)["incidents"]] == ["batch.index_out_of_range"]
     alone = ask(root, "timeline", "job")

@@ -200,7 +200,7 @@ def _where_it_is_kept(look: DiskJob) -> JobLook:
             f"what lies here of job {look.name} is not all: the daemon at {address} keeps its steps and incidents, and cannot be asked ({error})"
         )
         return look
-    if told != str(look.directory.root):
+    if Path(told).resolve() != look.directory.root.resolve():
         say(
             f"what lies here of job {look.name} is not all: the daemon at {address} kept its steps and incidents, and knows another job of that name"
         )
