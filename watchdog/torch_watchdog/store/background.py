@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 __all__ = ["BackgroundWriter"]
 
-_QUIET_S = 60.0  # a disk that is nearly full takes some writes and not others
+_QUIET_S = 60.0
+_WELL_S = 10.0  # without a loss: a disk that is nearly full takes some writes and not others
 Work = Callable[[], None]
 Done = Callable[[], None]
 
@@ -25,7 +26,7 @@ class BackgroundWriter:
     def __init__(self, *, max_pending: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._queue: queue.Queue[tuple[Work, Done | None] | None] = queue.Queue(maxsize=max_pending)
         self._say, self._clock = say, clock
-        self._said_s = -math.inf
+        self._said_s = self._lost_s = -math.inf
         self._told = False
         self.num_dropped = 0
         self.is_dropping = False
@@ -65,13 +66,13 @@ class BackgroundWriter:
 
     def _lost(self, reason: str) -> None:
         self.num_dropped += 1
-        self.is_dropping = True
+        self.is_dropping, self._lost_s = True, self._clock()
         if not self._told and self._clock() - self._said_s >= _QUIET_S:
             self._told, self._said_s = True, self._clock()
             self._say(f"the run directory cannot be written ({reason}): records are being dropped; the training goes on")
 
     def _written(self) -> None:
-        if self.is_dropping and self._queue.qsize() < self._queue.maxsize // 2:
+        if self.is_dropping and self._clock() - self._lost_s >= _WELL_S and self._queue.qsize() < self._queue.maxsize // 2:
             self.is_dropping = False
             if self._told:
                 self._told = False
