@@ -206,3 +206,12 @@ def test_a_stop_that_is_asked_for_in_an_evaluation_waits_for_its_end() -> None:
 def test_an_order_at_the_end_of_the_loop_is_closed_with_a_reason() -> None:
     world = job(Fault("stop", 0.9), world=2, steps=1, seed=1, delays=(0.3,))
     assert [(closed.outcome, closed.reason) for closed in world.closed] == [("given_up", "the training ended before the order's step")]
+
+
+def test_a_hold_is_said_again_to_the_next_daemon_and_the_stop_is_as_clean_as_ever() -> None:
+    """It dies after each of its words in turn, and is back before the hold has run out: until the first Commit all ranks stop before the step."""
+    for limit in range(1, 6):  # a Prepare for each of three ranks, then the Commits
+        world = job(bad(1, 2), Fault("daemon_dies", limit), Fault("daemon_back", 4.0), world=3, steps=5, seed=3)
+        ranks = world.attempts[0].ranks
+        assert {tuple(rank.applied) for rank in ranks} == {(0, 1)}, limit
+        assert [rank.end for rank in ranks] == ["left"] * 3, limit

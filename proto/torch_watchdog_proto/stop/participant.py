@@ -86,6 +86,9 @@ class Participant:
         # on, which it only does with a decision. (Ranks that no collective couples come there without one: only a decision that was read is obeyed by them.)
         self._unsure: set[int] = set()
         self._given_up: dict[int, str] = {}  # step of a hold -> why
+        self._renewed: int | None = (
+            None  # step of a hold that a newer order asks for, while the older one is looked up: its holder need not give up
+        )
         self._answer: WriteCommitted | Leave | None = None
         self._why = ""  # the daemon took the order back
 
@@ -113,10 +116,12 @@ class Participant:
     def _on_prepare(self, order: Prepare, phase: Phase, now: float) -> tuple[RankMessage | Propose, ...]:
         if order.generation > self._generation:
             if self._prepared is not None and self._commit is None:
+                self._renewed = order.veto
                 return (Propose(self._generation, None),)  # others may act on the older order: first what has become of it
             if self._commit is not None and (self._commit.save or self._commit.leave):
                 return ()  # so may they on this one, which only its own end takes back
             self._forget()
+            self._renewed = None
             self._generation, self._prepared = order.generation, order
             self._deadline, self._limit = now + order.timeout_s, self.passed + 1
         if self._prepared is None:
@@ -157,8 +162,9 @@ class Participant:
         return ()
 
     def _give_up(self, reason: str) -> None:
-        if self._prepared is not None and self._prepared.veto is not None:
-            self._given_up[self._prepared.veto] = reason
+        veto = None if self._prepared is None else self._prepared.veto
+        if veto is not None and veto != self._renewed:
+            self._given_up[veto] = reason
         self._forget()
 
     def _on_answer(self, order: WriteCommitted | Leave) -> None:
