@@ -368,9 +368,9 @@ def full_disk(root: Path) -> None:
             neighbour.node.say(m.Noticed(rank=0, step=10**6, micro_step=0, violation=BAD_TOKEN))
             until(lambda: daemon.get("api/v1/jobs/neighbour/incidents").json()["incidents"], 20)
             (disk / "filler").unlink()
-            until(lambda: daemon.get("readyz").status_code == 200, 60)
+            until(lambda: daemon.get("readyz").status_code == 200 and len(daemon.said_since("")) > 3, 90)
         lines = daemon.said_since("")[2:]
-        did = "records are dropped and counted, `/readyz` says 503 meanwhile and 200 after it, a bad batch in between is judged"
+        did = "records are dropped and counted, `/readyz` says 503 meanwhile and 200 once nothing was lost for ten seconds, a bad batch in between is judged"
         note(sent, did + first_line(lines), felt[0])
         assert len(lines) == 2, lines
     finally:

@@ -65,7 +65,7 @@ class Ingest:
 
     @property
     def is_dropping_writes(self) -> bool:
-        """The disk did not take the newest one."""
+        """The disk did not take one a short while ago."""
         return self._writer.is_dropping
 
     def live(self, name: str) -> LiveJob:
