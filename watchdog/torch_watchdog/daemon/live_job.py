@@ -29,6 +29,7 @@ from torch_watchdog.job.events import (
     WriteStacks,
 )
 from torch_watchdog.job.job import Job
+from torch_watchdog.numbers import load_numpy
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.record import Record, event_record, json_record, report_record, stacks_record
@@ -174,6 +175,8 @@ class LiveJob:
             lambda: report_record(name, node, report.seq, stored_report(node, session, report)),
             done,
         )
+        if report.blocks:
+            load_numpy()
         self.handle(ReportCame(node=node, report=report))
         for observe in self._observers:
             observe(self.job.name, node, report)
