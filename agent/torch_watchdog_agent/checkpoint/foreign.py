@@ -28,6 +28,7 @@ class Writer:
     """`write` runs on every rank with a folder that is new and empty. `path`: where the finished checkpoint belongs.
 
     `inside`: the subfolder that it writes into, where it insists on a name of its own. `rank_files`: whether ours (generators, position) lie beside its files.
+    `models`: those that no hook of ours sees, to be looked at for NaN, too.
     """
 
     format: str
@@ -36,6 +37,7 @@ class Writer:
     inside: str = ""
     rank_files: bool = True
     by: str = ""
+    models: tuple[Any, ...] = ()
 
 
 def write(
@@ -53,7 +55,7 @@ def write(
     peers.agree_own(lambda: writer.write(directory))
     if writer.inside:
         peers.agree_own(lambda: _raise_up(directory, writer) if peers.first else None)
-    finite = peers.agree_own(lambda: all_finite(live_tensors(subjects.now())))
+    finite = peers.agree_own(lambda: all_finite(live_tensors(subjects.now(), writer.models)))
     if writer.rank_files:
         mine = RankFile(
             rank=peers.rank, world_size=peers.count, updates_applied=moment.updates_applied, position=moment.position, rng=moment.rng, finite=finite
@@ -81,11 +83,11 @@ def shared_out(listings: Sequence[Sequence[str]], index: int) -> tuple[str, ...]
     return tuple(name for turn, (name, ranks) in enumerate(sorted(seen_by.items())) if ranks[turn % len(ranks)] == index)
 
 
-def live_tensors(state: TrainingState) -> Iterator[Any]:
+def live_tensors(state: TrainingState, more: Sequence[Any] = ()) -> Iterator[Any]:
     """Parameters, buffers and optimizer state as this rank holds them."""
     from torch_watchdog_agent.checkpoint.state import local_tensors
 
-    for model in state.models:
+    for model in (*state.models, *more):
         for tensor in (*model.parameters(), *model.buffers()):
             yield from local_tensors(tensor.detach())
     for optimizer in state.optimizers:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_agent.checkpoint import by_accelerate, by_lightning, by_trainer, callback, dcp
+from torch_watchdog_agent.checkpoint import by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
 from torch_watchdog_agent.checkpoint.guard import marked_busy, quietly
 from torch_watchdog_agent.checkpoint.living import instances
@@ -141,6 +141,8 @@ def _rank_file(path: Path, manifest: Mapping[str, Any], peers: Peers, *, needs_p
 def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: RankFile, peers: Peers) -> None:
     if manifest["format"] == by_accelerate.FORMAT and target.models:
         _accelerator(path, target).load_state(str(path))
+    if manifest["format"] == by_deepspeed.FORMAT and target.models:
+        _engine(path, target).load_checkpoint(str(path))
     if manifest["format"] != dcp.FORMAT:
         return
     from torch_watchdog_agent.checkpoint.load import Stored, load_state
@@ -168,12 +170,25 @@ def _refuse_foreign(path: Path, form: str, target: TrainingState) -> None:
 
 def _accelerator(path: Path, target: TrainingState) -> Any:
     """The Accelerator that the given objects were prepared by: it loads all that it has prepared."""
-    wanted = {id(parameter) for model in target.models for parameter in model.parameters()}
+    wanted = _parameters(target)
     for accelerator in instances("accelerate.accelerator", "Accelerator"):
         if wanted <= {id(parameter) for model in accelerator._models for parameter in model.parameters()}:
             return accelerator
     more = "Call restore() after accelerator.prepare(), or accelerator.load_state() yourself and then restore(model=None, loader=...)"
     raise RestoreError(path, "accelerate wrote it, and no Accelerator has prepared the model", more)
+
+
+def _engine(path: Path, target: TrainingState) -> Any:
+    """The DeepSpeed engine around the given model: it loads its optimizer and scheduler, too."""
+    wanted = _parameters(target)
+    for engine in by_deepspeed.engines():
+        if wanted <= {id(parameter) for parameter in engine.module.parameters()}:
+            return engine
+    raise RestoreError(path, "DeepSpeed wrote it, and no engine holds the model", "Call restore() after deepspeed.initialize()")
+
+
+def _parameters(target: TrainingState) -> set[int]:
+    return {id(parameter) for model in target.models for parameter in model.parameters()}
 
 
 def _tell_rank_of_call() -> None:

@@ -58,9 +58,12 @@ def save_at(
 
 def chosen(path: Path, subjects: Subjects, position: LoaderPosition) -> Writer | None:
     """Whose code writes it: the user's function, else the framework that owns the loop. None: torch's distributed checkpoint."""
-    from torch_watchdog_agent.checkpoint import by_accelerate, by_lightning, by_trainer, callback
+    from torch_watchdog_agent.checkpoint import by_accelerate, by_deepspeed, by_lightning, by_trainer, callback
 
-    return callback.writer(path) or by_trainer.writer(position) or by_lightning.writer(path) or by_accelerate.writer(path, subjects)
+    framework = (
+        by_trainer.writer(position) or by_lightning.writer(path) or by_accelerate.writer(path, subjects) or by_deepspeed.writer(path)
+    )
+    return callback.writer(path) or framework
 
 
 def _save(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> SavedPart:
