@@ -78,15 +78,25 @@ def _number_of(group: Any) -> int | None:
 def _set_apart(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = _number_of(self)
+        before = _number_before(self)
         try:
             return theirs(self, *args, **kwargs)
         finally:
-            after = _number_of(self)
-            if before is not None and after is not None:
-                _not_collective[self.group_name] = _not_collective.get(self.group_name, 0) + after - before
+            _count_apart(self, before)
 
     return call
+
+
+@guarded("collectives")
+def _number_before(group: Any) -> int | None:
+    return _number_of(group)
+
+
+@guarded("collectives")
+def _count_apart(group: Any, before: int | None) -> None:
+    after = _number_of(group)
+    if before is not None and after is not None:
+        _not_collective[group.group_name] = _not_collective.get(group.group_name, 0) + after - before
 
 
 def _compared(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
