@@ -71,6 +71,6 @@ def test_an_order_whose_daemon_is_killed_is_not_waited_for_any_more(place: Place
     out, err = asked.communicate(timeout=60)
     assert (asked.returncode, out) == (1, "")
     assert err == (
-        "[torch-watchdog] no good checkpoint came of the order to job job: its daemon is gone, and has not said what came of it. "
+        "[torch-watchdog] no checkpoint of the order to job job is known to be good: its daemon is gone, and the ranks end by themselves what they had begun. "
         "See `watchdog status job`\n"
     )

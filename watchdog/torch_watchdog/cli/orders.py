@@ -98,7 +98,7 @@ class _Awaited:
         """A launch's own daemon ends with it: what came of the order is on disk then. One that was killed has left it unfinished."""
         found = self._own(self.look.incidents())
         if found is None or found.get("status") != "resolved":
-            raise OrderLostError(self.look.name, "its daemon is gone, and has not said what came of it") from error
+            raise OrderLostError(self.look.name, "its daemon is gone, and the ranks end by themselves what they had begun") from error
         return found
 
 
