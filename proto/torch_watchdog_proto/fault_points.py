@@ -1,7 +1,8 @@
 """Places between two messages of the stop protocol at which a test may let a process die by SIGKILL, as a machine would take it away.
 
-Owns one environment variable, read once: `rank-1 before Ack`, `rank-0 got Commit`, `node got Hold`, `node before Commit`, `daemon before Prepare`.
-Where it is not set a point costs one look at a flag. Nothing but a test sets it.
+Owns one environment variable, read once: `rank-1 before Ack`, `rank-0 got Commit`, `node got Hold`, `node before Commit`, `daemon before Prepare`, or
+`keeper-of-rank-1 got Commit` for the process before the rank. Only in the first attempt of a launch. Where it is not set a point costs one look at a flag.
+Nothing but a test sets it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import signal
 __all__ = ["VARIABLE", "reach"]
 
 VARIABLE = "TORCH_WATCHDOG_DIES_AT"
-_DIES_AT = os.environ.get(VARIABLE, "")
+_DIES_AT = os.environ.get(VARIABLE, "") if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else ""
 
 
 def reach(who: str, when: str, word: object) -> None:
     """`who` is about to say `word` (before), or has just been told it (got)."""
-    if _DIES_AT and f"{who} {when} {type(word).__name__}" == _DIES_AT:
+    if not _DIES_AT:
+        return
+    here = f"{who} {when} {type(word).__name__}"
+    if here == _DIES_AT:
         os.kill(os.getpid(), signal.SIGKILL)
+    elif f"keeper-of-{here}" == _DIES_AT:
+        os.kill(os.getppid(), signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -27,10 +28,11 @@ MORE = (
     *(f"node got {word}" for word in ("Hold", "Ack", "Saving", "Committed", "Left")),
     *(f"node before {word}" for word in ("Prepare", "WriteCommitted", "Leave")),
 )
+KEEPERS = ("keeper-of-rank-1 before Hold",)
 DAEMON = tuple(f"daemon before {word}" for word in ("Prepare", "Commit", "WriteCommitted", "Leave"))
 
 
-@pytest.mark.parametrize("point", [*FEW, *(pytest.param(point, marks=pytest.mark.slow) for point in MORE)])
+@pytest.mark.parametrize("point", [*FEW, *(pytest.param(point, marks=pytest.mark.slow) for point in (*MORE, *KEEPERS))])
 def test_a_part_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Path, point: str) -> None:
     began = time.monotonic()
     command = [*watchdog("--job", "dying"), *torchrun(*script("train.py", "--epochs", 1, "--bad", BAD))]
@@ -48,25 +50,48 @@ def test_a_part_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Pa
         assert "every rank's part is whole, so it was sealed without it" in run.err, point
 
 
+def served(folder: Path, address: str, **more: str) -> subprocess.Popen[str]:
+    """A central daemon, once it answers."""
+    folder.mkdir(exist_ok=True)
+    daemon = start(folder, [*watchdog("serve"), "--port", address.rpartition(":")[2], "--dir", str(folder / "runs")], **more)
+    said = (folder / "out", folder / "err")
+    until(lambda: any(address in path.read_text() for path in said), "the daemon serves")
+    return daemon
+
+
+def at_daemon(address: str) -> list[str]:
+    options = ("--job", "dying", "--daemon", address, "--grace", "20")
+    return [*watchdog(*options), *torchrun(*script("train.py", "--epochs", 1, "--bad", BAD))]
+
+
 @pytest.mark.parametrize("point", [DAEMON[1], *(pytest.param(point, marks=pytest.mark.slow) for point in DAEMON if point != DAEMON[1])])
 def test_a_central_daemon_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Path, point: str) -> None:
-    (tmp_path / "daemon").mkdir()
     address = f"127.0.0.1:{free_port()}"
-    served = [*watchdog("serve"), "--port", address.rpartition(":")[2], "--dir", str(tmp_path / "daemon" / "runs")]
-    daemon = start(tmp_path / "daemon", served, **{VARIABLE: point})
-    said = (tmp_path / "daemon" / "out", tmp_path / "daemon" / "err")
-    until(lambda: any(address in path.read_text() for path in said), "the daemon serves")
+    daemon = served(tmp_path / "daemon", address, **{VARIABLE: point})
     began = time.monotonic()
-    command = [
-        *watchdog("--job", "dying", "--daemon", address),
-        "--grace",
-        "20",
-        *torchrun(*script("train.py", "--epochs", 1, "--bad", BAD)),
-    ]
-    run = launch(tmp_path, command)
+    run = launch(tmp_path, at_daemon(address))
     assert daemon.wait(30) == -9
     assert time.monotonic() - began < LONGEST_S, point
     judge(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["daemon before Commit", "daemon before WriteCommitted"])
+def test_a_daemon_that_is_started_again_in_the_middle_of_a_stop_ends_it(tmp_path: Path, point: str) -> None:
+    """Before the decision the hold is said again, and the stop is as ever; behind it the ranks end it by themselves when the grace time is over."""
+    address = f"127.0.0.1:{free_port()}"
+    first = served(tmp_path / "daemon", address, **{VARIABLE: point})
+    began = time.monotonic()
+    process = start(tmp_path, at_daemon(address))
+    assert first.wait(120) == -9
+    second = served(tmp_path / "daemon", address)
+    run = ended(process, tmp_path)
+    took_s = time.monotonic() - began
+    second.terminate()
+    assert second.wait(30) == 0
+    judge(run)
+    assert (run.code, took_s < LONGEST_S) == (65, True), run.err
+    assert list(run.folder.rglob(manifest.COMMITTED)), run.err
 
 
 def outlived(folder: Path, command: list[str], point: str) -> Ended:
@@ -94,10 +119,15 @@ def ranks_of(folder: Path) -> list[str]:
     return here
 
 
+def applied(run: Ended) -> dict[int, list[int]]:
+    """The steps that each rank says it has done."""
+    return {rank: [int(step) for step in re.findall(rf"rank {rank} step (\d+) loss", run.out)] for rank in (0, 1)}
+
+
 def judge(run: Ended) -> None:
     """The bad step 4 was applied by nobody, the updates are the same, and what is called good is whole."""
-    steps = {rank: [int(step) for step in re.findall(rf"rank {rank} step (\d+) loss", run.out)] for rank in (0, 1)}
-    assert all(4 not in applied for applied in steps.values()), steps
+    steps = applied(run)
+    assert all(4 not in done for done in steps.values()), steps
     assert abs(len(steps[0]) - len(steps[1])) <= 1, steps  # a rank that was killed may not have said its last
     for folder in run.folder.rglob(manifest.COMMITTED):
         facts = manifest.verify(folder.parent)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from world import Attempt, SimRank, World
 
 from torch_watchdog.job.first_failure import RankEnd, first_failure
-from torch_watchdog_proto.messages import Leave
-from torch_watchdog_proto.stop.events import FromRank, Tell
+from torch_watchdog_proto.stop.events import FromRank
 from torch_watchdog_proto.stop.participant import Participant
 
 __all__ = ["PROPERTIES", "violated"]
@@ -74,16 +73,12 @@ def p4_a_healthy_job_is_not_delayed(world: World) -> Iterator[str]:
 
 
 def p5_what_is_old_changes_nothing(world: World) -> Iterator[str]:
-    """Everything that was ever said about an order that has ended is said again. A daemon that has not given the order may say its end again, no more."""
+    """Everything that was ever said about an order that has ended is said again."""
     daemon, over = world.daemon, {closed.generation for closed in world.closed}
     if daemon is not None and daemon.state == "idle":
         for attempt, event in world.heard:
             generation = getattr(event.message, "generation", None) if isinstance(event, FromRank) else None
-            if attempt != world.daemon_attempt or generation not in over:
-                continue
-            effects = daemon.handle(event, now=world.now)
-            ends = [effect for effect in effects if isinstance(effect, Tell) and effect.order == Leave(generation=generation)]
-            if effects and (len(ends) < len(effects) or generation > world.generation_of_last_daemon or daemon.state != "idle"):
+            if attempt == world.daemon_attempt and generation in over and daemon.handle(event, now=world.now):
                 yield f"P5: {event} of an order that has ended changes something"
     for rank, order in world.said_to:
         if order.generation < _generation(rank.half):

@@ -62,7 +62,7 @@ class SimRank:
     committed_checkpoint: bool | None = None
     line: bool = True  # to its node process
     muted_until: float = 0.0
-    unanswered: tuple[RankMessage, ...] = ()  # what its node process says again to a daemon that connects
+    held: tuple[RankMessage, ...] = ()  # what its node process says again to a daemon that connects
     words: int = 0
     prepares: int = 0  # that it heard
     excess_wait: float = 0.0  # beyond what the timeouts of the orders allow
@@ -108,7 +108,6 @@ class World:
         self.store_up = True
         self.daemon_words = 0
         self.last_generation = 0
-        self.generation_of_last_daemon = 0  # that it began with: orders up to this one were not its own
         self.said_to: list[tuple[SimRank, Order]] = []
         self._word_limit = min((fault.at for fault in plan.of("daemon_dies")), default=inf)
         self._kills = {fault.rank: fault.at for fault in plan.of("kill_at_word")}
@@ -155,10 +154,10 @@ class World:
             self._die(rank, "killed")
         if rank.end == "killed" or not rank.line:
             return False
-        if isinstance(message, Hold | Saved | Committed):
-            rank.unanswered = (message,)
+        if isinstance(message, Hold):
+            rank.held = (message,)
         elif isinstance(message, Vetoed | Left | Finished):
-            rank.unanswered = ()
+            rank.held = ()
         self._send(("up", rank.number), self._arrive_up, rank.attempt, FromRank(message=message))
         return True
 
@@ -174,7 +173,7 @@ class World:
             return
         self.said_to.append((rank, order))
         if not isinstance(order, Prepare):
-            rank.unanswered = ()  # by its node process, which passes the answer on
+            rank.held = ()  # by its node process, which passes the answer on
         rank.prepares += 1
         phase: Phase = "eval" if rank.evaluating else "train"
         answers = rank.half.handle(order, phase=phase, now=self.now)
@@ -197,7 +196,6 @@ class World:
             if not (isinstance(event, FromRank) and isinstance(event.message, RankHello)):
                 return True
             self.daemon_attempt, self.last_generation = attempt, self.last_generation if attempt == self.daemon_attempt else 0
-            self.generation_of_last_daemon = self.last_generation
             self.daemon = self._coordinator(
                 world_size=self.plan.world, policy=self.plan.policy, checkpoints_dir="c", grace_s=GRACE, generation=self.last_generation
             )
@@ -287,7 +285,7 @@ class World:
     def _hello_again(self, rank: SimRank) -> None:
         """By its node process, which knows what it said first."""
         if rank.line and rank.end is None:
-            for message in (self._hello(rank), *rank.unanswered):
+            for message in (self._hello(rank), *rank.held):
                 self._send(("up", rank.number), self._arrive_up, rank.attempt, FromRank(message=message))
         elif rank.line and rank.end != "left":
             self._send(("up", rank.number), self._arrive_up, rank.attempt, RankGone(rank=rank.number))

@@ -20,7 +20,7 @@ from torch_watchdog_proto.codec import MalformedMessageError, control_message
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
-from torch_watchdog_proto.messages import Committed, Finished, Hold, Left, Noticed, Prepare, RankHello, RankMessage, Refused, Saved, Vetoed
+from torch_watchdog_proto.messages import Finished, Hold, Left, Noticed, Prepare, RankHello, RankMessage, Refused, Vetoed
 from torch_watchdog_proto.rescue_words import Failed
 
 __all__ = ["Relay"]
@@ -66,11 +66,11 @@ class Relay:
             self._path.unlink()
 
     def hellos(self) -> tuple[RankSaid, ...]:
-        """The last hello of every rank that is connected, for a daemon that has not heard them, what the rank has found, and what it waits for.
+        """The last hello of every rank that is connected, for a daemon that has not heard them, what the rank has found, and what it holds.
 
         What was on its way when a daemon died is said again so; a daemon that knows it changes nothing.
         """
-        said = ((attempt, message) for (attempt, _), rank in self._ranks.items() for message in (rank.hello, *rank.found, *rank.unanswered))
+        said = ((attempt, message) for (attempt, _), rank in self._ranks.items() for message in (rank.hello, *rank.found, *rank.held))
         return tuple(RankSaid(attempt=attempt, message=message) for attempt, message in said)
 
     def tell(self, order: TellRank) -> None:
@@ -79,7 +79,7 @@ class Relay:
         if rank is not None:
             reach("node", "before", order.order)
             if not isinstance(order.order, Prepare):
-                rank.unanswered = ()
+                rank.held = ()
             rank.send(order)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,10 +124,10 @@ class Relay:
             reach("node", "got", message)
             if isinstance(message, Noticed | Refused):
                 rank.found.append(message)
-            if isinstance(message, Hold | Saved | Committed):
-                rank.unanswered = (message,)
+            if isinstance(message, Hold):
+                rank.held = (message,)
             elif isinstance(message, Refused | Vetoed | Left | Finished | Failed):
-                rank.unanswered = ()  # it waits no longer
+                rank.held = ()  # it waits no longer
             self._on_up(said)
 
 
@@ -137,7 +137,7 @@ class _Rank:
     def __init__(self, hello: RankHello, writer: asyncio.StreamWriter) -> None:
         self.hello = hello
         self.found: deque[Noticed | Refused] = deque(maxlen=_MAX_FOUND)
-        self.unanswered: tuple[RankMessage, ...] = ()  # the word that its training waits for an answer to
+        self.held: tuple[RankMessage, ...] = ()  # the hold that its training waits for an answer to
         self._writer = writer
 
     def send(self, order: TellRank) -> None:

@@ -81,7 +81,7 @@ class Coordinator:
         skip_budget: SkipBudget = SkipBudget(),
     ) -> None:
         self._skip_budget, self._skipped = skip_budget, deque[int](maxlen=skip_budget.max_skips)
-        self._ranks = Ranks(world=frozenset(range(world_size)), earlier=generation)
+        self._ranks = Ranks(world=frozenset(range(world_size)))
         self._policy = policy
         self._checkpoints_dir = checkpoints_dir
         self._grace_s = grace_s
@@ -90,7 +90,6 @@ class Coordinator:
         self._deeds: Mapping[Deed, _Deed] = {
             "open": self._open, "open_anew": self._open_anew, "refuse": self._refuse, "say_again": self._say_again, "note": self._note,
             "commit": self._commit, "seal": self._seal, "leave": self._leave, "go_on": self._go_on, "close": self._close, "give_up": self._give_up,
-            "let_go": self._let_go,
         }  # fmt: skip
 
     @property
@@ -259,12 +258,6 @@ class Coordinator:
     def _go_on(self, event: Event, now: float) -> tuple[Effect, ...]:
         told = self._leave(event, now)
         return told + self._end("done", self._under_way().reason, now)
-
-    def _let_go(self, event: Event, _now: float) -> tuple[Effect, ...]:
-        """The rank that spoke waits for an answer that will never come: what was not sealed is no checkpoint."""
-        if not isinstance(event, FromRank) or not isinstance(event.message, Saved | Committed):
-            raise TypeError(f"the table leads {event} to a deed for a part")
-        return self._tell({event.message.rank}, Leave(generation=event.message.generation))
 
     # The end of an order
 

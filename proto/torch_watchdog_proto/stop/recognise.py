@@ -15,12 +15,9 @@ __all__ = ["Ranks", "recognise"]
 
 @dataclass(slots=True, kw_only=True)
 class Ranks:
-    """The ranks of the attempt. `here`: those that can be spoken to; `finished`: those whose training has ended by itself. Orders up to `earlier` were
-    given by a daemon that is no more.
-    """
+    """The ranks of the attempt. `here`: those that can be spoken to; `finished`: those whose training has ended by itself."""
 
     world: frozenset[int]
-    earlier: int = 0
     here: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
 
@@ -43,8 +40,6 @@ def recognise(event: Event, order: OpenOrder | None, ranks: Ranks, now: float) -
 def _said(message: RankMessage, order: OpenOrder | None, ranks: Ranks) -> Trigger | None:
     if isinstance(message, Hold):
         return _held(message, order)
-    if isinstance(message, Saved | Committed) and message.generation <= ranks.earlier:
-        return "part_of_no_order"
     if order is None:
         return None
     match message:

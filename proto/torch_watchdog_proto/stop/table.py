@@ -33,16 +33,13 @@ Trigger: TypeAlias = Literal[
     "not_whole_go_on",
     "sealed",
     "sealed_go_on",
-    "part_of_no_order",  # Saved or Committed, of an order that an earlier daemon gave
     "left",
     "last_left",
     "gone",
     "finished",
     "deadline",
 ]
-Deed: TypeAlias = Literal[
-    "open", "open_anew", "refuse", "say_again", "note", "commit", "seal", "leave", "go_on", "close", "give_up", "let_go"
-]
+Deed: TypeAlias = Literal["open", "open_anew", "refuse", "say_again", "note", "commit", "seal", "leave", "go_on", "close", "give_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,6 @@ _ROWS = (
     Row("idle", "request", "preparing", "open", "a boundary of the whole job is asked for"),
     Row("idle", "request_too_early", "idle", "refuse", "a rank has not reported yet, or is gone"),
     Row("idle", "cancel", "idle", "refuse", "there is nothing to take back"),
-    Row("idle", "part_of_no_order", "idle", "let_go", "a daemon that is no more gave the order: nobody knows what the others were told"),
     # Agreement. Nobody acts on anything yet, so that everything can still be given up.
     Row("preparing", "hello", "preparing", "say_again", "it connected in the middle: its Prepare may be lost"),
     Row("preparing", "ack", "preparing", "note", "others have not answered yet"),
@@ -71,7 +67,6 @@ _ROWS = (
     Row("preparing", "request", "preparing", "refuse", "one order at a time"),
     Row("preparing", "cancel", "idle", "give_up", "nobody has acted on it"),
     Row("preparing", "cancel_of_hold", "preparing", "refuse", "a rank holds a bad batch, and would end without an answer"),
-    Row("preparing", "part_of_no_order", "preparing", "let_go", "of the order before: it need not wait for an answer"),
     Row("preparing", "gone", "idle", "give_up", "not every rank can promise any more"),
     Row("preparing", "finished", "idle", "give_up", "the training ended before the step of the order"),
     Row("preparing", "deadline", "idle", "give_up", "a rank does not answer: never taken for a yes"),

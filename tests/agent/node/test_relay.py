@@ -16,18 +16,17 @@ from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.frames import MAX_FRAME_BYTES, Decoder, encode
 from torch_watchdog_proto.messages import (
+    Abandon,
     Ack,
     BatchFact,
     BoundFact,
-    Committed,
+    Hold,
     Leave,
     Noticed,
     Prepare,
     RankHello,
     RankNote,
-    Saved,
     Violation,
-    WriteCommitted,
 )
 
 
@@ -104,21 +103,16 @@ def test_what_a_rank_has_found_is_said_again_to_the_next_daemon(tmp_path: Path) 
     run(scenario, tmp_path)
 
 
-def test_the_word_that_a_rank_waits_for_an_answer_to_is_said_again_until_the_answer_has_passed(tmp_path: Path) -> None:
+def test_a_hold_is_said_again_until_its_answer_has_passed(tmp_path: Path) -> None:
     async def scenario(ranks: Ranks) -> None:
-        _, writer = await ranks.connect(encode(hello(1)))
-        await ranks.until(lambda: len(ranks.up) == 1)
-        for word, answer in (
-            (Saved(rank=1, generation=1, updates_applied=5), WriteCommitted(generation=1, manifest={}, good=True)),
-            (Committed(rank=1, generation=1), Leave(generation=1)),
-        ):
-            heard = len(ranks.up)
-            writer.write(encode(word) + encode(Ack(rank=1, generation=1, passed=4)))
-            await ranks.until(lambda heard=heard: len(ranks.up) == heard + 2)
-            ranks.relay.tell(TellRank(attempt=0, rank=1, order=Prepare(generation=2)))
-            assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(1)), RankSaid(attempt=0, message=word))
-            ranks.relay.tell(TellRank(attempt=0, rank=1, order=answer))
-            assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(1)),)
+        bad = Violation(kind="batch.index_out_of_range", summary="s", cause="c", fix="f", batch=BatchFact(key="x", value=70))
+        held = Hold(rank=1, step=3, micro_step=0, violation=bad)
+        _, writer = await ranks.connect(encode(hello(1)) + encode(held) + encode(Ack(rank=1, generation=1, passed=2)))
+        await ranks.until(lambda: len(ranks.up) == 3)
+        ranks.relay.tell(TellRank(attempt=0, rank=1, order=Prepare(generation=1, veto=3)))
+        assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(1)), RankSaid(attempt=0, message=held))
+        ranks.relay.tell(TellRank(attempt=0, rank=1, order=Abandon(generation=1)))
+        assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(1)),)
         writer.close()
 
     run(scenario, tmp_path)

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -74,7 +73,6 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="DDP sorts its buckets anew after its first step: from three ranks on that alone makes any resumed run differ in last bits",
     )
-    parser.add_argument("--end", default="ok", choices=["ok", "exit3", "raise", "kill"])
     parser.add_argument("--out", help="folder for the final digests")
     parser.add_argument("--meet", help="folder: after step 3 rank 0 writes `here` and waits for `go`")
     parser.add_argument("--ends-by-signal", action="store_true", help="SIGTERM and SIGUSR1 end the loop after the step at hand")
@@ -171,10 +169,6 @@ def main() -> None:
                     break
             if ends is not None and ends.agreed():
                 break
-                if step == 3 and args.end == "raise" and rank == world - 1:
-                    raise ValueError("a fault of the script's own")
-                if step == 3 and args.end == "kill" and rank == world - 1:
-                    os.kill(os.getpid(), 9)
     finally:
         if args.trail:
             with open(os.path.join(args.trail, f"finally-{rank}"), "w") as file:
@@ -191,8 +185,6 @@ def main() -> None:
         dist.destroy_process_group()
         time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
     say(f"rank {rank} done")
-    if args.end == "exit3":
-        sys.exit(3)
 
 
 if __name__ == "__main__":
