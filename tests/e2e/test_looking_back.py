@@ -62,10 +62,11 @@ def test_other_tools_read_the_steps_of_a_real_run(folder: Path) -> None:
 def test_a_real_run_is_followed_on_a_terminal_until_it_ends(tmp_path: Path) -> None:
     tiny = str(Path(__file__).parent / "tiny_train.py")
     run = Screen(
-        [*watchdog("--job", "job"), *torchrun(tiny, "--steps", "150", "--step-time-s", "0.05")], cwd=tmp_path, variables=environment()
+        [*watchdog("--job", "job"), *torchrun(tiny, "--steps", "4000", "--step-time-s", "0.05")], cwd=tmp_path, variables=environment()
     )
     until(lambda: b"step 10 " in run.text, "ten steps")
     screen = Screen([*watchdog("status", "job", "--watch")], cwd=tmp_path, variables=environment())
     until(lambda: b"job job, running" in screen.text and b"slowest rank" in screen.text, "the job on the terminal")
+    told(tmp_path, "stop", "job")
     assert "ended, exit code 0" in screen.finished(120)
     assert run.process.wait(60) == 0
