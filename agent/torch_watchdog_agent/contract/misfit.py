@@ -30,7 +30,8 @@ _ABOUT_DTYPE = re.compile(
 )
 _ABOUT_SHAPE = re.compile(
     r"batch_size|target size|target tensor expected|must match|shape|size of tensor|different to the input size|same size|"
-    r"not match|inconsistent|expected input|expanded size|sizes? of|broadcast|out of bounds for dimension|invalid for input",
+    r"not match|inconsistent|expected input|expanded size|sizes? of|broadcast|out of bounds for dimension|invalid for input|"
+    r"number of indices|size mismatch|but got",
     re.IGNORECASE,
 )
 
