@@ -172,10 +172,14 @@ def write(out: Path, trials: dict[str, Any]) -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[1]),
     }
     out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps({"about": about, "trials": trials}, indent=1) + "\n")
-    foot = f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores, gloo."
+    told = json.dumps({"about": about, "trials": trials}, indent=1).replace(
+        f"{Path(__file__).parents[2]}/", ""
+    )  # where it lies is nobody's matter
+    out.write_text(told + "\n")
+    foot = f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores with {about['load']} processes wanting to run, gloo."
     told = "\n".join(table(trials))
     out.with_suffix(".md").write_text(f"# Ranks that fail or stand still, on gloo\n\n{WORDS}\n\n{told}\n\n{foot}\n")
 
