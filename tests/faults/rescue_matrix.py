@@ -176,7 +176,7 @@ def write(out: Path, trials: dict[str, Any]) -> None:
     }
     out.parent.mkdir(exist_ok=True)
     told = json.dumps({"about": about, "trials": trials}, indent=1).replace(
-        f"{Path(__file__).parents[2]}/", ""
+        f"{Path(__file__).resolve().parents[2]}/", ""
     )  # where it lies is nobody's matter
     out.write_text(told + "\n")
     foot = f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores with {about['load']} processes wanting to run, gloo."
