@@ -36,8 +36,8 @@ KINDS = {
     "a bad batch": (("train.py", "--bad", "38"), 65),
 }
 WORDS = """Written by `python tests/faults/nothing_left.py`: real launches of two ranks under the watchdog, two at a time, in namespaces of their own, so that
-every process, every file in /dev/shm and every file in /tmp is one of theirs. Looked at while none runs, after each round. In /tmp `torchelastic_*` and `torchinductor_*`
-are torch's own; `torch-watchdog-UID`, here and in /dev/shm, is one empty folder a user, which stays."""
+every process, every file in /dev/shm and every file in /tmp is one of theirs. Looked at while none runs, after each round. In /tmp `torchelastic_*` and
+`torchinductor_*` are torch's own; `torch-watchdog-UID`, here and in /dev/shm, is one folder a user, which stays."""
 
 
 def main() -> None:
