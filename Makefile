@@ -37,7 +37,7 @@ demo: $(READY)
 	$(BIN)/watchdog demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not e2e and not slow and not gpu and not services'
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m 'not e2e and not slow and not gpu and not services'
 
 test-e2e: $(READY)
 	$(BIN)/python -m pytest -m 'e2e and not slow and not gpu and not services'
