@@ -165,6 +165,7 @@ def test_a_flood_of_calls_without_a_token_is_counted_said_once_and_harms_nobody(
 
 
 def test_a_job_that_lies_about_its_ranks_spoils_only_itself(fleet: Fleet, good: SimulatedNode) -> None:
+    before = fleet.incidents("good")  # another test may have brought one of its own
     liar = SimulatedNode(fleet.daemon.addresses[0], "liar", metadata=METADATA)
     fleet.nodes.append(liar)
     liar.rank(0, 2)
@@ -173,7 +174,7 @@ def test_a_job_that_lies_about_its_ranks_spoils_only_itself(fleet: Fleet, good: 
         liar.exited(rank, signal=9)
     until(lambda: is_unharmed(fleet, good))
     assert fleet.get("api/v1/jobs/liar").status_code == 200 and fleet.get("metrics").status_code == 200
-    assert [incident["summary"] for incident in fleet.incidents("good")] == []
+    assert fleet.incidents("good") == before
 
 
 def test_a_clock_that_is_set_back_stops_no_deadline() -> None:
