@@ -428,3 +428,17 @@ def test_commands_of_the_store_say_where_there_is_nothing_to_do(runs: Runs) -> N
         runs("store", *words, TORCH_WATCHDOG_STORE=store).stdout for words in (("import",), ("export",), ("prune", "--older-than", "3"))
     ]
     assert said == [f"no run in {runs.folder}/watchdog_runs\n", "the store has no run\n", "nothing is older than 3 days\n"]
+
+
+def test_a_run_out_of_a_store_is_read_by_every_command_though_its_launch_wrote_its_record_elsewhere(
+    runs: Runs, ended_job: RunDirectory
+) -> None:
+    ended_job.job_file.unlink()
+    store = f"sqlite:///{runs.folder / 'store.sqlite'}"
+    assert runs("store", "import", TORCH_WATCHDOG_STORE=store).returncode == 0
+    other = ("--dir", "other")
+    assert runs("store", "export", *other, TORCH_WATCHDOG_STORE=store).returncode == 0
+    assert "train-1" in runs("jobs", *other).stdout
+    said = [runs(command, "train-1", *other) for command in ("status", "incidents", "timeline", "report")]
+    assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
+    assert "ended" in said[0].stdout and "input_ids[2,7] is 70" in said[1].stdout and "rank 0" in said[2].stdout

@@ -12,7 +12,7 @@ from torch_watchdog.cli.options import settings
 from torch_watchdog.errors import ConfigError, UnknownJobError
 from torch_watchdog.store.database import Database, check_store_url
 from torch_watchdog.store.retention import forget_old_files
-from torch_watchdog.store.transfer import bring_in, bring_out
+from torch_watchdog.store.transfer import bring_in, bring_out, write_job_if_missing
 
 __all__ = ["command", "open_store"]
 
@@ -46,6 +46,7 @@ def export(context: click.Context, /, jobs: tuple[str, ...], url: str | None, **
         if job not in there:
             raise UnknownJobError(job, tuple(there))
         click.echo(f"{job}: {bring_out(database, job, folder / job)} records")
+        write_job_if_missing(folder / job)
 
 
 @command.command("import", short_help="Bring run directories into the store.")

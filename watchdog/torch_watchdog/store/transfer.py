@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from torch_watchdog.store.database import Database
@@ -14,9 +15,10 @@ from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog.store.record import REPLACED, Record, event_record, json_record, report_record, stacks_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog.store.shapes import NEWEST_JOB_VERSION
 from torch_watchdog_proto.codec import MalformedMessageError, read_stored_report, stored_report
 
-__all__ = ["bring_in", "bring_out", "local_records"]
+__all__ = ["bring_in", "bring_out", "local_records", "write_job_if_missing"]
 
 _BATCH = 200
 
@@ -50,6 +52,24 @@ def bring_out(database: Database, run: str, run_dir: Path) -> int:
     finally:
         files.close()
     return number
+
+
+def write_job_if_missing(run_dir: Path) -> None:
+    """job.json as far as the reports tell it. The launch wrote its own on its own machine, and that is not in a store. Raises OSError."""
+    directory = RunDirectory(run_dir)
+    if directory.job_file.is_file():
+        return
+    times_ns, ranks, session = list[int](), set[int](), ""
+    for _, session, report in read_reports(run_dir):  # noqa: B007  the newest one's is kept
+        times_ns.append(report.time_ns)
+        ranks.update(block.rank for block in report.blocks)
+    began, ended = (_utc(time_ns) for time_ns in (min(times_ns), max(times_ns))) if times_ns else (None, None)
+    job = {"schema_version": NEWEST_JOB_VERSION, "job": run_dir.name, "session": session, "started": began, "ended": ended}
+    write_json(directory.job_file, job | {"ranks_reported": len(ranks)})
+
+
+def _utc(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def local_records(run_dir: Path) -> Iterator[Record]:
