@@ -40,7 +40,7 @@ test: $(READY)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m 'not e2e and not slow and not gpu and not services'
 
 test-e2e: $(READY)
-	$(BIN)/python -m pytest -m 'e2e and not slow and not gpu and not services'
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'e2e and not slow and not gpu and not services'
 
 test-services: $(READY)
 	$(BIN)/python -m pytest -m services

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import pytest
+from ports import free_port
 
-__all__ = ["PostgresServer", "free_port", "needs", "program"]
+__all__ = ["PostgresServer", "needs", "program"]
 
 _T = TypeVar("_T", bound=Callable[..., object])
 _PACKAGES = {
@@ -37,12 +37,6 @@ def needs(*names: str) -> Callable[[_T], _T]:
     absent = sorted({_PACKAGES[name] for name in names if program(name) is None})
     skip = pytest.mark.skipif(bool(absent), reason=f"not installed here: apt-get install {' '.join(absent)}")
     return lambda test: pytest.mark.services(skip(test))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class PostgresServer:

@@ -13,7 +13,8 @@ import httpx
 import pytest
 from fleet_harness import BAD_TOKEN, TOKEN, Fleet, until
 from http_receiver import HttpReceiver
-from services import free_port, needs, program
+from ports import free_port
+from services import needs, program
 
 from torch_watchdog.alerts.routes import Match, Route
 from torch_watchdog.daemon.config import AlertsConfig

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for scripts that use this beside pytest
+from ports import free_port
 
 BIN = Path(sys.executable).parent
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -40,12 +42,6 @@ class Ended:
     def lines(self, pattern: str) -> list[str]:
         """Lines of standard output that match, sorted: ranks print in any order."""
         return sorted(line for line in self.out.splitlines() if re.search(pattern, line))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def torchrun(*arguments: str, ranks: int = 2, options: tuple[str, ...] = ()) -> list[str]:

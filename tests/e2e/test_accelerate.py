@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import BIN, free_port, launch, script, watchdog
+from launching import BIN, launch, script, watchdog
+from ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

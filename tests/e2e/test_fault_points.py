@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import Ended, ended, free_port, launch, script, start, torchrun, until, watchdog
+from launching import Ended, ended, launch, script, start, torchrun, until, watchdog
+from ports import free_port
 
 from torch_watchdog_agent.checkpoint import manifest
 from torch_watchdog_proto.fault_points import VARIABLE

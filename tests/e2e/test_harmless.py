@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from launching import BIN, Ended, ended, free_port, launch, script, start, torchrun, until, watchdog
+from launching import BIN, Ended, ended, launch, script, start, torchrun, until, watchdog
+from ports import free_port
 
 from torch_watchdog.daemon.client import client_of
 

@@ -26,7 +26,8 @@ sys.path[:0] = [str(REPO / "tests"), str(REPO / "tests" / "watchdog" / "daemon")
 from daemon_harness import FakeRank, Ring  # noqa: E402
 from fleet_harness import BAD_TOKEN  # noqa: E402
 from http_receiver import HttpReceiver  # noqa: E402
-from services import PostgresServer, free_port  # noqa: E402
+from ports import free_port  # noqa: E402
+from services import PostgresServer  # noqa: E402
 
 from torch_watchdog.daemon.client import DaemonClient  # noqa: E402
 from torch_watchdog.errors import WatchdogError  # noqa: E402

@@ -29,7 +29,7 @@ sys.path[:0] = [str(REPO / "tests")]
 import grpc  # noqa: E402
 import httpx  # noqa: E402
 from fleet_harness import BAD_TOKEN, SimulatedNode, until  # noqa: E402
-from services import free_port  # noqa: E402
+from ports import free_port  # noqa: E402
 
 from torch_watchdog.certificates import make_certificates  # noqa: E402
 from torch_watchdog.daemon.client import DaemonClient  # noqa: E402

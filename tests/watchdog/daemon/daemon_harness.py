@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
+
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
@@ -60,12 +62,6 @@ def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Place:
