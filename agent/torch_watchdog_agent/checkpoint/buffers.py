@@ -37,17 +37,18 @@ class Buffers:
         self._max_bytes = max_bytes
         self._say = say
         self._said: set[str] = set()
-        self._windows = 0
+        self._windows = self._chosen_at = 0
         self._watched: list[_Slot] = []
         self._kept: list[_Slot] = []
         self._batches: list[tuple[list[Any], list[Any]]] = []
         self._choose()
 
-    def keep(self) -> None:
-        """Copy what changes. About 1 us a buffer on the CPU; a handful of launches on a GPU."""
+    def keep(self, *, updates: int = 0) -> None:
+        """Copy what changes, after so many updates. About 1 us a buffer on the CPU; a handful of launches on a GPU."""
         self._windows += 1
         if self._noticed_change() or self._windows == _LEARNING_WINDOWS:
             self._choose()
+            self._chosen_at = updates
         import torch
 
         with torch.no_grad():
@@ -80,9 +81,27 @@ class Buffers:
 
         return put_present_back
 
-    @property
-    def any_kept(self) -> bool:
-        return bool(self._kept)
+    def why_not(self, updates: int) -> str:
+        """Why a copy of each buffer as it was after so many updates is not at hand, or nothing."""
+        without = next((slot.name for slot in self._watched if slot.changes or _has_moved(slot)), "")
+        if without:
+            return f"the step at hand may have changed its model's buffer {without}, of which no copy is kept"
+        if self._chosen_at > updates:
+            return "which of its model's buffers a step changes was learned only since"
+        return ""
+
+    def reading_copies(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`read` of a nested state, with the copy in the place of every kept buffer."""
+        copies = {_place(tensor): slot.copy for slot in self._kept if (tensor := slot.holder.get(slot.key)) is not None}
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: replaced(item) for key, item in value.items()}
+            if type(value) in (list, tuple):
+                return type(value)(replaced(item) for item in value)
+            return copies.get(_place(value), value) if hasattr(value, "_version") and value.numel() else value
+
+        return lambda value: read(replaced(value))
 
     @property
     def too_large(self) -> tuple[str, ...]:
@@ -93,10 +112,9 @@ class Buffers:
         """Look at every slot; True where the choice of what to keep must be made anew."""
         anew = False
         for slot in self._watched:
-            tensor = slot.holder.get(slot.key)
-            if tensor is not slot.tensor or _version(tensor) != slot.version:
+            if _has_moved(slot):
                 anew |= not slot.changes
-                _note_change(slot, tensor)
+                _note_change(slot, slot.holder.get(slot.key))
         for slot in self._kept:
             tensor = slot.holder.get(slot.key)
             if tensor is not slot.tensor:
@@ -126,6 +144,18 @@ class Buffers:
 def _slots_of(model: Any) -> list[_Slot]:
     named = ((f"{path}.{key}" if path else key, module, key) for path, module in model.named_modules() for key in module._buffers)
     return [_Slot(name, module._buffers, key) for name, module, key in named if module._buffers[key] is not None]
+
+
+def _has_moved(slot: _Slot) -> bool:
+    """Whether the buffer is another one, or another version, than at the last look."""
+    tensor = slot.holder.get(slot.key)
+    return tensor is not slot.tensor or _version(tensor) != slot.version
+
+
+def _place(tensor: Any) -> tuple[int, tuple[int, ...], Any]:
+    """Where a tensor's values are, whichever object stands for it."""
+    local = _local(tensor)
+    return local.data_ptr(), tuple(local.shape), local.dtype
 
 
 def _note_change(slot: _Slot, tensor: Any) -> None:

@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.checkpoint.buffers import Buffers
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_schedulers
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.part import Reader
 
 _MAX_BUFFER_BYTES = 64 << 20
 _MOMENTS_KEPT = 3  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
@@ -39,13 +42,13 @@ class WindowState:
             self._follow()
         self._kept.append(_moment(subjects, updates=updates))
         if self._buffers is not None:
-            self._buffers.keep()
+            self._buffers.keep(updates=updates)
 
-    def restore(self, windows_back: int = 1) -> None:
+    def restore(self, windows_back: int = 1, *, buffers: bool = True) -> None:
         """Put everything back to where it was when the window opened (1: the last one). May be called again."""
         if len(self._kept) < windows_back:
             return
-        if self._buffers is not None:
+        if self._buffers is not None and buffers:
             self._buffers.put_back()
         self._kept[-windows_back].put_back()
 
@@ -61,11 +64,11 @@ class WindowState:
         return self._kept[-windows_back].is_in_place()
 
     @contextmanager
-    def rewound(self, windows_back: int = 1) -> Iterator[None]:
+    def rewound(self, windows_back: int = 1, *, buffers: bool = True) -> Iterator[None]:
         """The body sees the state of the window's start; after it everything is as it was before. For a save in the middle of a window."""
         present = _moment(self._subjects)
-        put_buffers_back = None if self._buffers is None else self._buffers.present()
-        self.restore(windows_back)
+        put_buffers_back = self._buffers.present() if self._buffers is not None and buffers else None
+        self.restore(windows_back, buffers=buffers)
         try:
             yield
         finally:
@@ -73,10 +76,13 @@ class WindowState:
                 put_buffers_back()
             present.put_back()
 
-    @property
-    def keeps_buffers(self) -> bool:
-        """Whether the models have buffers that a window changes, as far as is known by now."""
-        return self._buffers is not None and self._buffers.any_kept
+    def why_no_buffers(self, updates: int) -> str:
+        """Why the models' buffers as they were after so many updates cannot be had in the middle of a step, or nothing."""
+        return "" if self._buffers is None else self._buffers.why_not(updates)
+
+    def with_kept_buffers(self, read: Reader) -> Reader:
+        """`read`, with the kept copy in the place of every buffer. On a device a copy holds what the last `opened` that it has come to found."""
+        return read if self._buffers is None else self._buffers.reading_copies(read)
 
     @property
     def not_covered(self) -> tuple[str, ...]:

@@ -46,11 +46,10 @@ class Ahead:
     problem: str = ""
 
     @classmethod
-    def close(cls, gate: DeviceGate | None, loop: Loop, updates_at_window: int, *, within_s: float) -> Self:
-        """Closes the gate; an update that has passed it on the device comes to its end first."""
+    def behind(cls, gate: DeviceGate | None, loop: Loop, updates_at_window: int, *, within_s: float) -> Self:
+        """Behind a closed gate; an update that has passed it on the device comes to its end first."""
         if gate is None:
             return cls(updates=0, launched=loop.updates_applied, windows_back=0, problem="there is no gate on its device")
-        gate.close()
         deadline = time.monotonic() + within_s
         before = -1
         while (not gate.is_between_updates or gate.done != before) and time.monotonic() < deadline:
@@ -75,8 +74,8 @@ class Ahead:
             )
         if self.windows_back and self.opened != self.updates + 1:
             return "its device had not come to the start of the next step"
-        if self.windows_back and window.keeps_buffers:
-            return "its model has buffers that each step changes (BatchNorm's, say), and the device goes on changing them"
+        if self.windows_back and (why := window.why_no_buffers(self.updates)):
+            return why
         if len({param.device for param in _parameters(state)}) > 1:
             return "its parameters are on several devices, and the gate is on one"
         if self.launched > self.updates and any(_counts_unknown(optimizer) for optimizer in state.optimizers):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
+from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
@@ -24,7 +25,6 @@ from torch_watchdog_proto.rescue_words import Failed, Free, Freed, GroupCalls, H
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
-    from torch_watchdog_agent.rescue.device import DeviceGate
 
 __all__ = ["Rescuer"]
 
@@ -36,7 +36,6 @@ AFTER_FAILED_SAVE_S = (
 )
 LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
 LAUNCH_S = 1.0  # for an update that is being launched on a device; a full queue keeps it from ever ending
-BUSY_S = 1.0  # a device that does nothing but wait for another rank is busy for longer
 SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
 
 
@@ -51,10 +50,7 @@ class Rescuer:
         self._free: Free | None = None
         self._words: deque[Order] = deque()
         self._asked = self._standing = self._over = False
-        self._device: DeviceGate | None = None
-        self._device_asked = False
-        self._updates_at_window = 0
-        self._ahead: Ahead | None = None
+        self._gpu = OnGpu(rank)
         self._batch: Any = None
         # id of an exception in flight, when it was noticed, and after which collectives
         self._first_seen: tuple[int, int, tuple[GroupCalls, ...]] | None = None
@@ -70,45 +66,21 @@ class Rescuer:
         if not evaluation and self._phase != "window":
             self._window.begin()
             self._come_to("window")
-            self._updates_at_window = self._rank.loop.updates_applied
-            if self._device is not None:
-                self._on_device(self._device.opened, self._updates_at_window + 1)
+            self._gpu.opened()
 
     def at_gate(self, optimizer: Any) -> None:
         """The update may follow: from here on the state is in flux."""
         self._come_to("update")
         self._window.stepped(optimizer)
-        if self._rank.config.device_gate and self._device is None and not self._device_asked:
-            self._device_asked = True
-            self._device = self._device_gate(optimizer)
-        if self._device is not None and self._window.num_steps == 1:
-            self._on_device(self._device.before_update, self._rank.loop.updates_applied + 1)
+        self._gpu.before_update(optimizer, first=self._window.num_steps == 1)
 
     def after_gate(self, *, window_closed: bool) -> None:
         """The update has been applied, or left out. `window_closed`: it was the first of its window."""
-        if self._device is not None and window_closed:
-            self._on_device(self._device.after_update, self._rank.loop.updates_applied)
+        if window_closed:
+            self._gpu.after_update()
         with self._changed:
             self._phase = "after"
             self._changed.notify_all()
-
-    def _on_device(self, launch: Callable[[int], None], number: int) -> None:
-        try:
-            launch(number)
-        except RuntimeError as error:
-            self._rank.say(f"the gate on the device is given up: {error}")
-            self._device = None
-
-    def _device_gate(self, optimizer: Any) -> DeviceGate | None:
-        from torch_watchdog_agent.rescue import device
-
-        groups = getattr(optimizer, "param_groups", ())
-        first = next((param for group in groups for param in group["params"]), None)
-        try:
-            return device.of_this_process(first)
-        except Exception as error:  # noqa: BLE001  whatever the driver lacks: the training goes on, and a rescue says no
-            self._rank.say(f"no gate on the device ({error}): if another rank fails, this one cannot tell what its updates have become")
-            return None
 
     def at_failed_save(self) -> None:
         """A save of all ranks has come to nothing: where that was the end of another, this one is to be asked for its state, and not gone by then."""
@@ -241,8 +213,7 @@ class Rescuer:
         from torch_watchdog_agent.rescue.looking import looked_at
 
         waits, stack, where = looked_at()
-        if not waits and (gate := self._device) is not None:
-            waits = gate.is_busy(within_s=BUSY_S)  # the next read of a result, `loss.item()` say, waits for the others as well
+        waits = waits or self._gpu.is_busy()
         timeout_s = group_timeout_s()
         step, between = self._step_at_hand()
         return Looked(
@@ -314,23 +285,19 @@ class Rescuer:
 
     def _rescue_from_device(self, free: Free, kept: Any) -> None:
         """No collective is broken before the state is on disk: what is queued behind it would run with garbage."""
-        from torch_watchdog_agent.rescue import device, sockets
+        from torch_watchdog_agent.rescue import sockets
 
-        if self._device is not None:
-            self._device.close()
+        self._gpu.close()
         self._let_the_update_end(within_s=LAUNCH_S)
-        ahead = Ahead.close(self._device, self._rank.loop, self._updates_at_window, within_s=SETTLE_S)
+        ahead = self._gpu.look(within_s=SETTLE_S)
         if not ahead.windows_back:
             self._settle()  # nothing is on the device: it comes there by itself
         try:
             holds, why = self._holdings_on_device(kept, ahead)
-            self._ahead = ahead
             self._rank.tell(self._freed(free, holds, why, ahead.updates))
             self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
         finally:
-            if self._device is not None:
-                self._device.open()  # an abort under a closed gate blocks
-            device.abort_groups(self._rank.say)
+            self._gpu.free()
             sockets.shut_down_all()
         self._end_where_stuck()
 
@@ -351,8 +318,7 @@ class Rescuer:
         if why:
             return "nothing", why
         holds, why = holdings(state, world_size=self._rank.identity.world_size)
-        gate, parameter = self._device, state.optimizers[0].param_groups[0]["params"][0]
-        if holds == "all" and gate is not None and not gate.answers(parameter):
+        if holds == "all" and not self._gpu.answers(state):
             return "nothing", "the device's launch queue is full, and no other thread can read the parameters"
         return holds, why
 
@@ -419,20 +385,13 @@ class Rescuer:
             return self._words.popleft() if self._words else None
 
     def _save(self, order: Rescue, *, within_s: float) -> Saved:
-        from torch_watchdog_agent.rescue.device import to_host
-        from torch_watchdog_agent.rescue.saving import save, unsaved
+        from torch_watchdog_agent.rescue.saving import save
 
-        rank, ahead, gate = self._rank, self._ahead, self._device
-        if ahead is None or gate is None:
-            begun = self._phase == "window" and rank.loop.trained_on > 0  # an evaluation before the next step's first batch changes nothing
-            return save(rank, order, updates=rank.loop.updates_applied, windows_back=int(begun))
-        ahead.mend(rank.subjects.now())
-        try:
-            return gate.read(
-                lambda: save(rank, order, updates=ahead.updates, windows_back=ahead.windows_back, read=to_host), within_s=within_s
-            )
-        except TimeoutError as error:
-            return unsaved(rank, order, ahead.updates, str(error))
+        rank = self._rank
+        if self._gpu.closed is not None:
+            return self._gpu.save(order, within_s=within_s)
+        begun = self._phase == "window" and rank.loop.trained_on > 0  # an evaluation before the next step's first batch changes nothing
+        return save(rank, order, updates=rank.loop.updates_applied, windows_back=int(begun))
 
     def _seal(self, order: WriteCommitted, saved: Saved) -> Committed:
         rank = self._rank

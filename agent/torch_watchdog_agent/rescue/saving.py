@@ -32,8 +32,12 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
     try:
         if windows_back and rank.window.updates_at(windows_back) != updates:
             return unsaved(rank, order, updates, "what its step began with is not on hand")
+        if windows_back and (why := rank.window.why_no_buffers(updates)):
+            return unsaved(rank, order, updates, why)
         rng = rank.window.rng_at(windows_back) if windows_back else None
-        with rank.window.rewound(windows_back) if windows_back else nullcontext():
+        if windows_back and read is not None:
+            read = rank.window.with_kept_buffers(read)  # the device goes on changing those that the models have
+        with rank.window.rewound(windows_back, buffers=read is None) if windows_back else nullcontext():
             part = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
                 position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,

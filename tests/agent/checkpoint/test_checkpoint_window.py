@@ -205,3 +205,36 @@ def test_a_training_that_moves_on_while_its_state_is_saved_is_noticed() -> None:
     with window.rewound():
         scheduler.step()
         assert not window.is_rewound(1)
+
+
+def test_a_state_read_in_the_middle_of_a_window_has_the_buffers_of_its_start_and_none_is_written() -> None:
+    """As a rescue reads it behind a device that goes on with the window's forward."""
+    training = Training()
+    for updates in range(6):
+        training.window.opened(updates=updates)
+        training.step()
+    training.window.opened(updates=6)
+    at_start = {name: value.clone() for name, value in training.model.state_dict().items()}
+    training.step(vetoed=True)
+    versions = [buffer._version for buffer in training.model.buffers()]
+    assert training.window.why_no_buffers(6) == ""
+    read = training.window.with_kept_buffers(lambda value: {name: tensor.clone() for name, tensor in value.items()})
+    state = read(training.model.state_dict())
+    assert all(torch.equal(state[name], value) for name, value in at_start.items())
+    assert not torch.equal(state["average"], training.model.average)
+    assert [buffer._version for buffer in training.model.buffers()] == versions
+
+
+def test_a_state_whose_buffers_cannot_all_be_had_is_refused_by_name() -> None:
+    large, late = Training(max_buffer_bytes=1 << 20), Training()
+    for updates in range(6):
+        large.window.opened(updates=updates)
+        large.step()
+    assert "large" in large.window.why_no_buffers(5)
+    for updates in range(5):
+        late.window.opened(updates=updates)
+    late.model.table += 1
+    assert "table" in late.window.why_no_buffers(4)
+    late.window.opened(updates=5)
+    assert late.window.why_no_buffers(4) == "which of its model's buffers a step changes was learned only since"
+    assert late.window.why_no_buffers(5) == ""

@@ -106,10 +106,7 @@ class FakeGate:
     missed = False
 
     def __init__(self, done: int, *, between: bool = True) -> None:
-        self.done, self.is_between_updates, self.closed, self.opened_last = done, between, False, done + 1
-
-    def close(self) -> None:
-        self.closed = True
+        self.done, self.is_between_updates, self.opened_last = done, between, done + 1
 
 
 def loop_at(*, updates: int, is_open: bool) -> Loop:
@@ -125,9 +122,7 @@ def loop_at(*, updates: int, is_open: bool) -> Loop:
 def ahead(*, done: int, updates: int, is_open: bool, between: bool = True) -> Ahead:
     gate = FakeGate(done, between=between)
     at_window = updates if is_open else updates - 1
-    found = Ahead.close(gate, loop_at(updates=updates, is_open=is_open), at_window, within_s=0.01)  # type: ignore[arg-type]
-    assert gate.closed
-    return found
+    return Ahead.behind(gate, loop_at(updates=updates, is_open=is_open), at_window, within_s=0.01)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -181,14 +176,14 @@ def test_step_counters_outside_the_device_are_set_back() -> None:
     ],
 )
 def test_what_the_step_began_with_must_be_on_hand(windows_back: int, opened: int, kept_of: int | None, why: str) -> None:
-    window = SimpleNamespace(updates_at=lambda back: kept_of, keeps_buffers=False)
+    window = SimpleNamespace(updates_at=lambda back: kept_of, why_no_buffers=lambda updates: "")
     found = Ahead(updates=1, launched=3, windows_back=windows_back, opened=opened)
     refused = found.why_not(state_of(SimpleNamespace(state={}, param_groups=[])), window)  # type: ignore[arg-type]
     assert (why in refused) if why else not refused
 
 
-def test_buffers_that_the_device_goes_on_changing_are_a_reason_to_refuse() -> None:
-    window = SimpleNamespace(updates_at=lambda back: 1, keeps_buffers=True)
+def test_buffers_of_which_no_copy_is_kept_are_a_reason_to_refuse() -> None:
+    window = SimpleNamespace(updates_at=lambda back: 1, why_no_buffers=lambda updates: f"no copy of BatchNorm's after {updates}")
     state = state_of(SimpleNamespace(state={}, param_groups=[]))
-    assert "BatchNorm" in Ahead(updates=1, launched=1, windows_back=1, opened=2).why_not(state, window)  # type: ignore[arg-type]
+    assert "BatchNorm's after 1" in Ahead(updates=1, launched=1, windows_back=1, opened=2).why_not(state, window)  # type: ignore[arg-type]
     assert not Ahead(updates=1, launched=1, windows_back=0, opened=1).why_not(state, window)  # type: ignore[arg-type]
