@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_watchdog_proto.messages import BatchFact, Violation
+from torch_watchdog_proto.rescue_words import is_unusual
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.identity import Identity
@@ -26,7 +27,9 @@ __all__ = ["Collective", "Lockstep", "Mismatch", "opened", "violation_of"]
 _KEY = struct.Struct("<Q")  # group and number; 0: being written
 _BODY = struct.Struct("<IB")  # what must be equal, and how long the words are
 _ENTRY_BYTES = 128
-_WORDS_AT = _KEY.size + _BODY.size
+_TIMES_BYTES = 4
+_BODY_AT = _KEY.size + _TIMES_BYTES
+_WORDS_AT = _BODY_AT + _BODY.size
 _NUM_ENTRIES = 256  # a neighbour that is further ahead than that is not compared
 _BYTES_PER_RANK = _NUM_ENTRIES * _ENTRY_BYTES
 
@@ -44,13 +47,16 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """This rank is about to make a call, and the rank that is `local_rank` on this node has `theirs` in its place."""
+    """This rank is about to make a call, and the rank that is `local_rank` on this node has `theirs` in its place. `times`: how often this one had made
+    such a call before, `their_times` that one."""
 
     group: str
     number: int
     mine: str
     local_rank: int
     theirs: str
+    times: int = 0
+    their_times: int = 0
 
 
 class Lockstep:
@@ -75,32 +81,35 @@ class Lockstep:
         """`peers`: the group's ranks of this node by local rank, in one order everywhere."""
         self._groups[group] = zlib.crc32(group.encode()), _neighbours(peers, self._local_rank)
 
-    def about_to(self, call: Collective, group: str, number: int) -> Mismatch | None:
-        """Writes the call down, the `number`-th of a joined group, and compares it with the neighbours' there."""
+    def about_to(self, call: Collective, group: str, number: int, times: int = 0) -> Mismatch | None:
+        """Writes the call down, the `number`-th of a joined group, and compares it with the neighbours' there. `times`: as in Mismatch."""
         place, neighbours = self._groups[group]
         key = place << 32 | (number + 1) & 0xFFFF_FFFF
         entry = (place + number) % _NUM_ENTRIES * _ENTRY_BYTES
-        self._write(self._local_rank * _BYTES_PER_RANK + entry, key, call.body)
+        self._write(self._local_rank * _BYTES_PER_RANK + entry, key, times.to_bytes(_TIMES_BYTES, "little"), call.body)
         for peer in neighbours:
-            theirs = self._differing(peer * _BYTES_PER_RANK + entry, key, call.body)
-            if theirs is not None:
-                return Mismatch(group=group, number=number, mine=call.words, local_rank=peer, theirs=theirs)
+            differing = self._differing(peer * _BYTES_PER_RANK + entry, key, call.body)
+            if differing is not None:
+                theirs, their_times = differing
+                return Mismatch(
+                    group=group, number=number, mine=call.words, local_rank=peer, theirs=theirs, times=times, their_times=their_times
+                )  # fmt: skip
         return None
 
-    def _write(self, at: int, key: int, body: bytes) -> None:
+    def _write(self, at: int, key: int, times: bytes, body: bytes) -> None:
         self._keys[at // _KEY.size] = 0
-        self._page[at + _KEY.size : at + _KEY.size + len(body)] = body
+        self._page[at + _KEY.size : at + _BODY_AT + len(body)] = times + body
         self._keys[at // _KEY.size] = key
 
-    def _differing(self, at: int, key: int, body: bytes) -> str | None:
-        """A neighbour's words for the same collective, where it is not the same."""
+    def _differing(self, at: int, key: int, body: bytes) -> tuple[str, int] | None:
+        """A neighbour's words for the same collective, where it is not the same, and how often it had called such a one."""
         if self._keys[at // _KEY.size] != key:
             return None
-        there = bytes(self._page[at + _KEY.size : at + _ENTRY_BYTES])
+        times, there = bytes(self._page[at + _KEY.size : at + _BODY_AT]), bytes(self._page[at + _BODY_AT : at + _ENTRY_BYTES])
         if there[:4] == body[:4] or self._keys[at // _KEY.size] != key:  # equal, or overwritten while it was read
             return None
         _, length = _BODY.unpack_from(there)
-        return there[_BODY.size : _BODY.size + length].decode("ascii", "replace")
+        return there[_BODY.size : _BODY.size + length].decode("ascii", "replace"), int.from_bytes(times, "little")
 
 
 def _neighbours(peers: Sequence[int], own: int) -> tuple[int, ...]:
@@ -112,7 +121,7 @@ def _neighbours(peers: Sequence[int], own: int) -> tuple[int, ...]:
 
 
 def violation_of(mismatch: Mismatch, who: Identity, *, source: str) -> Violation:
-    """The mismatch as the daemon is told it by rank `who`. `source`: the line that calls now."""
+    """The mismatch as the daemon is told it by rank `who`, whose doing it need not be. `source`: the line that calls now."""
     rank, other = who.rank, who.rank - who.local_rank + mismatch.local_rank
     mine, theirs = mismatch.mine, mismatch.theirs
     cause = (
@@ -128,9 +137,11 @@ def violation_of(mismatch: Mismatch, who: Identity, *, source: str) -> Violation
         fix = (
             "Let every rank call the same collectives in the same order: look for a branch, or an early way out, that only some ranks take."
         )
+    is_theirs = is_unusual(mismatch.their_times, mismatch.times)
+    both = f"{theirs} here, {mine} on rank {rank}" if is_theirs else f"{mine} here, {theirs} on rank {other}"
     return Violation(
-        kind="rank.desync", summary=f"{what}: {mine} here, {theirs} on rank {other}", cause=f"{cause}: {what}.", fix=fix, batch=BatchFact(key=""),
-        repairable=False,
+        kind="rank.desync", summary=f"{what}: {both}", cause=f"{cause}: {what}.", fix=fix, batch=BatchFact(key=""), repairable=False,
+        culprit=other if is_theirs else None,
     )  # fmt: skip
 
 

@@ -75,7 +75,8 @@ class BoundFact:
 class Violation:
     """One batch that the model cannot take. `repairable`: legal values can stand in, so that the collectives of the step stay whole.
 
-    `bundle`: the batch itself, as a file of the run directory by its path there; empty where it was not kept.
+    `bundle`: the batch itself, as a file of the run directory by its path there; empty where it was not kept. `culprit`: the rank whose doing it is,
+    where that is known not to be the one that found it.
     """
 
     kind: str
@@ -87,6 +88,7 @@ class Violation:
     severity: Literal["warning", "critical"] = "critical"
     repairable: bool = True
     bundle: str = ""
+    culprit: int | None = None
 
 
 # Control: rank -> daemon. The node process adds (job, attempt); a participant ignores generations older than its own.

@@ -1,6 +1,7 @@
 """The words of a rescue: a rank has failed, the others are freed, one whole copy of the state is saved, the launcher is told last.
 
-Owns the dataclasses only; `messages.py` takes them into its unions, `stop/rescue.py` is the protocol. Times are nanoseconds since the epoch.
+Owns the dataclasses and what their numbers mean; `messages.py` takes them into its unions, `stop/rescue.py` is the protocol. Moments are nanoseconds
+since the epoch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Failed", "Free", "Freed", "GroupCalls", "Holds", "Look", "Looked", "Release", "Rescue"]
+__all__ = ["Failed", "Free", "Freed", "GroupCalls", "Holds", "Look", "Looked", "Release", "Rescue", "is_unusual"]
 
 Holds: TypeAlias = Literal["all", "part", "nothing"]  # of the training state, whole and untouched by a half step
 
@@ -18,12 +19,19 @@ Holds: TypeAlias = Literal["all", "part", "nothing"]  # of the training state, w
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCalls:
     """How many collectives a rank has called on a process group. `newest`: the last of them in words, "" where C++ made it (the gradients' of a backward);
-    `alike` is the same number wherever another rank's call would fit it, 0 where nothing is known of it."""
+    `alike` is the same number wherever another rank's call would fit it, 0 where nothing is known of it; `times`: how often this rank had made such a
+    call on the group before."""
 
     group: str
     made: int
     newest: str = ""
     alike: int = 0
+    times: int = 0
+
+
+def is_unusual(times: int, others: int) -> bool:
+    """Of two calls in one place that do not fit: whether the one that its rank had made `times` before is the stranger to the loop, and not the other."""
+    return 2 * times < others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

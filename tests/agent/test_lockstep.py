@@ -32,6 +32,25 @@ def test_the_later_of_two_ranks_learns_what_the_other_has_called(tmp_path: Path)
     assert found == Mismatch(group="0", number=12, mine="all_gather of (4, 9) int64", local_rank=0, theirs="all_gather of (4, 7) int64")
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+def test_the_stranger_to_the_loop_is_the_culprit_whoever_of_the_two_finds_out(tmp_path: Path, is_later: bool) -> None:
+    pages, who = ranks(tmp_path, 2), Identity(rank=1 - is_later, local_rank=1 - is_later, world_size=2, local_world_size=2, attempt=0)
+    calls = [(gather((186,)), 9), (Collective("barrier", "barrier"), 0)]  # rank 1 has left its loop
+    first, second = (1, 0) if is_later else (0, 1)
+    assert pages[first].about_to(calls[first][0], "0", 10, calls[first][1]) is None
+    mismatch = pages[second].about_to(calls[second][0], "0", 10, calls[second][1])
+    assert mismatch is not None
+    found = violation_of(mismatch, who, source="train.py:40")
+    assert (found.culprit if is_later else who.rank) == 1
+    assert found.summary == "the ranks are in different collectives: barrier here, all_gather of (186,) int64 on rank 0"
+
+
+def test_of_calls_that_are_usual_nobody_is_the_culprit() -> None:
+    who = Identity(rank=0, local_rank=0, world_size=2, local_world_size=2, attempt=0)
+    mismatch = Mismatch(group="0", number=12, mine="barrier", local_rank=1, theirs="all_reduce of (1,) float32", times=5, their_times=4)
+    assert violation_of(mismatch, who, source="train.py:40").culprit is None
+
+
 def test_ranks_that_agree_are_let_alone_however_far_apart_they_are(tmp_path: Path) -> None:
     here, there = ranks(tmp_path, 2)
     for number in range(1000):
@@ -122,15 +141,16 @@ def test_calls_between_two_ranks_are_no_collectives_of_the_group(counts_sends: b
     group, send = Group(counts_sends=counts_sends), collectives._set_apart(Group.send)
     assert [send(group, number) for number in range(3)] == ["sent 0", "sent 1", "sent 2"]
     group.number += 5
-    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=5)
+    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=5, times=4)
 
 
 def test_the_newest_call_is_told_until_c_plus_plus_has_made_another(monkeypatch: pytest.MonkeyPatch) -> None:
     group, gathered = Group(counts_sends=True), gather((4, 7))
-    monkeypatch.setattr(collectives, "_newest", {group.group_name: (0, gathered)})
+    monkeypatch.setattr(collectives, "_newest", {group.group_name: (0, gathered, 3)})
+    monkeypatch.setattr(collectives, "_by_python", {group.group_name: 1})
     group.number = 1
     assert collectives._made_on(group) == GroupCalls(
-        group=group.group_name, made=1, newest="all_gather of (4, 7) int64", alike=gathered.alike
+        group=group.group_name, made=1, newest="all_gather of (4, 7) int64", alike=gathered.alike, times=3
     )
-    group.number = 2
-    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=2)
+    group.number = 5
+    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=5, times=3)

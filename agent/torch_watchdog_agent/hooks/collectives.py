@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,9 @@ _BETWEEN_TWO = ("send", "recv", "recv_anysource")  # gloo numbers these, too, an
 _MAX_SHAPES = 4
 _MAX_DESCRIBED = 4096
 _described: dict[Any, Collective] = {}
-_newest: dict[str, tuple[int, Collective | None]] = {}  # of each group: its number, and what Python called
+_newest: dict[str, tuple[int, Collective | None, int]] = {}  # of each group: its number, what Python called, and how often it had before
+_times: Counter[tuple[str, int]] = Counter()  # of each group and each kind of call
+_by_python: Counter[str] = Counter()  # of each group
 _not_collective: dict[str, int] = {}  # of each group: numbers that went to calls between two ranks
 
 
@@ -60,11 +63,11 @@ def _made_on(group: Any) -> GroupCalls | None:
     key, number = group.group_name, _number_of(group)
     if number is None:
         return None
-    at, known = _newest.get(key, (-1, None))
-    newest = known if at + 1 == number else None  # else C++ has called since
-    return GroupCalls(
-        group=key, made=max(0, number - _not_collective.get(key, 0)), newest=newest.words if newest else "", alike=newest.alike if newest else 0
-    )  # fmt: skip
+    made = max(0, number - _not_collective.get(key, 0))
+    at, newest, times = _newest.get(key, (-1, None, 0))
+    if newest is None or at + 1 != number:  # C++ has called since
+        return GroupCalls(group=key, made=made, times=max(0, made - _by_python[key] - 1))
+    return GroupCalls(group=key, made=made, newest=newest.words, alike=newest.alike, times=times)
 
 
 def _number_of(group: Any) -> int | None:
@@ -117,12 +120,15 @@ def _about_to(group: Any, name: str, args: Sequence[Any]) -> None:
     if number is None:
         here.lockstep = None
         return
-    _newest[key] = number, called
+    times = _times[key, called.alike]
+    _times[key, called.alike] += 1
+    _by_python[key] += 1
+    _newest[key] = number, called, times
     if here.lockstep is None:
         return
     if not here.lockstep.knows(key):
         here.lockstep.join(key, _peers_of(group, here.identity))
-    mismatch = here.lockstep.about_to(called, key, number - _not_collective.get(key, 0))
+    mismatch = here.lockstep.about_to(called, key, number - _not_collective.get(key, 0), times)
     if mismatch is not None:
         here.out_of_step(mismatch)
 

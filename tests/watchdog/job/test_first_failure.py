@@ -175,6 +175,21 @@ def test_whom_the_others_waited_for_is_the_culprit_not_who_gave_up_first(more: d
     assert words in verdict.summary
 
 
+def test_of_two_in_different_collectives_the_stranger_to_the_loop_is_the_culprit_not_who_gave_up() -> None:
+    """FSDP: a rank that left its loop waits in a barrier, in the place of the next all_gather of the other."""
+    watch = FailureWatch()
+    gathers = GroupCalls(group="0", made=10, newest="all_gather_into_tensor of (186,) float32", alike=8, times=9)
+    word = Failed(rank=0, step=5, updates_applied=5, time_ns=1, text=WAITED, where="train.py:7", calls=(gathers,))
+    watch.raised(word, node="a", pid=100, now=1.0)
+    watch.asked(frozenset({1}))
+    calls = (GroupCalls(group="0", made=10, newest="barrier", alike=7),)
+    watch.looked(Looked(rank=1, generation=4, waits=True, stack="", timeout_s=8.0, calls=calls, step=5, where="train.py:70"))
+    first = watch.verdict(now=20.0, all_ended=False)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims) == ([1], (0,))
+    assert "rank 1: barrier at train.py:70" in judge(first).cause
+
+
 def test_where_all_were_in_the_same_collective_the_one_that_gave_up_is_all_there_is() -> None:
     watch = FailureWatch()
     word = Failed(rank=0, step=9, updates_applied=9, time_ns=1, text=WAITED, calls=(GroupCalls(group="0", made=9),))

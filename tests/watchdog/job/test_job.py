@@ -377,6 +377,20 @@ def test_a_diverged_training_is_one_incident_however_long_it_runs() -> None:
     assert run.kinds == ["loss.not_finite"]
 
 
+@pytest.mark.parametrize(("culprit", "named", "others"), [(1, 1, [0]), (None, 0, [1]), (7, 0, [1])])
+def test_the_incident_is_of_the_rank_whose_doing_it_is_not_of_the_one_that_found_it(
+    culprit: int | None, named: int, others: list[int]
+) -> None:
+    """But for a number that is no rank's."""
+    run = Run()
+    run.hello(0, 1)
+    found = replace(BAD_TOKEN, kind="rank.desync", summary="different collectives", batch=m.BatchFact(key=""), bound=None, culprit=culprit)
+    run.say(m.Noticed(rank=0, step=5, micro_step=0, violation=found))
+    (incident,) = run.incidents
+    assert (incident["origin"]["rank"], incident["ranks_affected"]) == (named, others)
+    assert incident["summary"] == f"rank {named}, step 5: different collectives"
+
+
 def overflow(rank: int) -> m.Noticed:
     violation = m.Violation(
         kind="activation.not_finite", summary="the output of up is not finite", cause="up overflows float16", fix="use bf16",

@@ -12,8 +12,8 @@ GATHER = ("all_gather of (4, 7) int64", 8)
 OF_CPP = ("", 0)
 
 
-def at(rank: int, *, between: bool = False, newest: tuple[str, int] = OF_CPP, **made: int) -> Place:
-    calls = tuple(GroupCalls(group=group, made=count, newest=newest[0], alike=newest[1]) for group, count in made.items())
+def at(rank: int, *, between: bool = False, newest: tuple[str, int] = OF_CPP, times: int = 0, **made: int) -> Place:
+    calls = tuple(GroupCalls(group=group, made=count, newest=newest[0], alike=newest[1], times=times) for group, count in made.items())
     return Place(rank=rank, step=5, between=between, where=f"train.py:{rank}", calls=calls)
 
 
@@ -51,8 +51,18 @@ def test_of_two_the_one_that_is_done_with_its_loop_is_the_odd_one() -> None:
     assert found(at(0, world=9), at(1, world=9, newest=BARRIER, between=True)).ranks == (1,)
 
 
-def test_of_two_in_their_steps_nothing_tells_which_is_wrong() -> None:
-    assert found(at(0, world=9), at(1, world=9, newest=BARRIER)).ranks == (0, 1)
+def test_of_two_in_their_steps_the_one_in_a_call_that_it_never_made_before_is_the_odd_one() -> None:
+    assert found(at(0, world=9, newest=GATHER, times=8), at(1, world=9, newest=BARRIER)).ranks == (1,)
+    assert found(at(0, world=9, newest=BARRIER, times=1), at(1, world=9, times=7)).ranks == (0,)
+
+
+def test_of_two_whose_calls_are_usual_nothing_tells_which_is_wrong() -> None:
+    assert found(at(0, world=9, newest=GATHER, times=4), at(1, world=9, newest=BARRIER, times=4)).ranks == (0, 1)
+
+
+def test_of_two_and_two_the_strangers_to_the_loop_are_the_odd_ones() -> None:
+    places = [at(rank, world=9, newest=BARRIER if rank % 2 else GATHER, times=0 if rank % 2 else 8) for rank in range(4)]
+    assert found(*places).ranks == (1, 3)
 
 
 @pytest.mark.parametrize(

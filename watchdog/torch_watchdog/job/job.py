@@ -7,6 +7,7 @@ since the epoch and only ever grows; no clock, file, socket or log. An event of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch_watchdog.job.casebook import Casebook
@@ -474,6 +475,8 @@ class Job:
             yield SendOrder(node=rank.node, tell=TellRank(attempt=self._attempt, rank=tell.rank, order=tell.order))
 
     def _on_found(self, found: stop.Found, now: float) -> Iterable[Effect]:
+        if found.violation.culprit in self._ranks:
+            found = replace(found, rank=found.violation.culprit)
         new = self._casebook.found(found, self._ranks, now, world_size=self._world_size)
         if new is not None:
             yield self._event(now, "incident", rank=found.rank, step=found.step, text=new["summary"], incident=new["id"], how=found.how)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_watchdog.job.phases import phase_in
-from torch_watchdog_proto.rescue_words import Failed, GroupCalls, Looked
+from torch_watchdog_proto.rescue_words import Failed, GroupCalls, Looked, is_unusual
 
 __all__ = ["AWAY", "Place", "Split", "elsewhere", "silence", "split"]
 
@@ -101,10 +101,21 @@ def _in_another(groups: Mapping[str, Mapping[int, GroupCalls]], places: Mapping[
         done = [rank for rank in odd if places[rank].between]
         if 0 < len(done) < len(odd) and len(odd) == len(calls):
             odd = done  # as many here as there: those that are done with their loop are not where the others still train
+        elif len(odd) == len(calls):
+            odd = _strangers(calls) or odd
         other = next(rank for rank, one in calls.items() if one.alike != calls[odd[0]].alike)
         what = f"the ranks are in different collectives: number {calls[odd[0]].made} of process group {name} is not the same on all"
         return Split(ranks=tuple(odd), why=f"{what}; {_both(places[odd[0]], places[other], calls)}")
     return None
+
+
+def _strangers(calls: Mapping[int, GroupCalls]) -> list[int]:
+    """The ranks that are in a call that they have hardly ever made, where the others are in one that they make again and again."""
+    times: dict[int, int] = {}  # by kind of call
+    for one in calls.values():
+        times[one.alike] = max(one.times, times.get(one.alike, 0))
+    most = max(times.values())
+    return sorted(rank for rank, one in calls.items() if is_unusual(times[one.alike], most))
 
 
 def _both(one: Place, other: Place, calls: Mapping[int, GroupCalls]) -> str:
