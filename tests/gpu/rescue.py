@@ -49,6 +49,7 @@ MODELS = (
     "deep",
     "fsdp2",
 )  # deep: its step has more launches than the device's queue takes; bn: with buffers that each step changes
+AT = 30  # the step in which scripts/failing.py fails
 FEW = ("raise", "kill", "stop", "embedding")
 TOO_LONG_S = float(os.environ.get("TOO_LONG_S", "150"))
 TOLD = (
@@ -59,6 +60,7 @@ TOLD = (
     "outcome",
     "updates",
     "culprit",
+    "step",
     "kind",
     "exit_code",
     "seconds_from_fault_to_incident",
@@ -153,6 +155,7 @@ def row(folder: Path, fault: str, model: str, optimizer: str, sync: bool, known:
     seen["said"] = [line[:300] for line in run.err.splitlines() if "[torch-watchdog]" in line][:40]
     seen |= {
         "kind": incident["kind"], "culprit": incident["origin"]["rank"], "culprit_right": incident["origin"]["rank"] == 1,
+        "step": incident["origin"]["step"], "step_right": incident["origin"]["step"] == AT,
         "kind_right": incident["kind"] == KINDS.get(fault, "rank.assert"), "summary": incident["summary"][:300], "cause": incident["cause"][-300:],
         "seconds_to_free": action["seconds_to_stop"],
     }  # fmt: skip

@@ -6,6 +6,7 @@ with garbage. Where there is no gate nothing is known of the device, and every a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OnGpu"]
 
+STEPS_KEPT = 64  # a launch queue holds fewer windows
 BUSY_S = 1.0  # a device that does nothing but wait for another rank is busy for longer
 
 
@@ -32,6 +34,7 @@ class OnGpu:
         self._gate: DeviceGate | None = None
         self._asked = False
         self._updates_at_window = 0
+        self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_KEPT)  # updates before a window, and the loop's number for it
         self.closed: Ahead | None = None
 
     # The training thread
@@ -40,6 +43,7 @@ class OnGpu:
         """A window's first batch is about to be used."""
         self._updates_at_window = self._rank.loop.updates_applied
         if self._gate is not None:
+            self._steps.append((self._updates_at_window, self._rank.loop.step))
             self._launch(self._gate.opened, self._updates_at_window + 1)
 
     def before_update(self, optimizer: Any, *, first: bool) -> None:
@@ -74,6 +78,17 @@ class OnGpu:
             return None
 
     # Any thread
+
+    @property
+    def is_gated(self) -> bool:
+        return self._gate is not None
+
+    def step_of_failure(self) -> int | None:
+        """The loop's step that the device was in, by the update that it did last; None where that is not known. No CUDA call: the context may be gone."""
+        if self._gate is None:
+            return None
+        done = self._gate.done
+        return next((step for updates, step in self._steps if updates == done), None)
 
     def is_busy(self) -> bool:
         """Whether the device waits: the next read of a result, `loss.item()` say, waits for the others as well."""

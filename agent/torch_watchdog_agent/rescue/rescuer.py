@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.gpu import OnGpu
+from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
@@ -51,7 +52,7 @@ class Rescuer:
         self._words: deque[Order] = deque()
         self._asked = self._standing = self._over = False
         self._gpu = OnGpu(rank)
-        self._batch: Any = None
+        self._batches = RecentBatches(rank)
         # id of an exception in flight, when it was noticed, and after which collectives
         self._first_seen: tuple[int, int, tuple[GroupCalls, ...]] | None = None
 
@@ -125,32 +126,16 @@ class Rescuer:
             self._first_seen = (id(error), time.time_ns(), self._calls_made())
 
     def keep(self, batch: Any) -> Any:
-        """The batch that is about to be used: what a failure in its step may come from. In a replay the recorded one takes its place."""
-        replay = self._rank.config.replay
-        if replay is not None:
-            from torch_watchdog_agent.rescue import bundle
-
-            batch = bundle.read_into(Path(replay), batch)
-        self._batch = batch
-        return batch
-
-    def _bundle(self) -> None:
-        from torch_watchdog_agent.rescue import bundle
-
-        who, folder = self._rank.identity, Path(self._rank.config.run_dir) / bundle.FOLDER
-        try:
-            if self._batch is not None and self._rank.config.bundles:
-                bundle.write(folder / f"{who.attempt}-{who.rank}.safetensors", self._batch)
-        except Exception as error:  # noqa: BLE001  a full disk, say: the failure itself must be told
-            self._rank.say(f"the batch of this step could not be kept ({type(error).__name__}: {error})")
+        """The batch that is about to be used, or what a replay puts in its place."""
+        return self._batches.keep(batch, several=self._gpu.is_gated)
 
     def failed(self, error: BaseException) -> None:
         """An exception leaves the training: tell it."""
-        self._bundle()
         rank, words = self._rank, words_of(error)
+        step, between = self._step_of(words.text)
+        self._batches.write_bundle(step)
         self.noticed(error)
         _, time_ns, calls = self._first_seen or (0, 0, ())
-        step, between = self._step_at_hand()
         message = Failed(
             rank=rank.identity.rank, step=step, between=between, time_ns=time_ns, updates_applied=rank.loop.updates_applied, text=words.text,
             chain=words.chain, where=words.where, calls=calls,
@@ -159,6 +144,11 @@ class Rescuer:
             self._asked = rank.config.policy != "observe" and rank.identity.world_size > 1
         if not rank.tell(message):
             self._asked = False
+
+    def _step_of(self, failure: str) -> tuple[int, bool]:
+        """A device's failure is heard when Python is steps ahead of it."""
+        step = self._gpu.step_of_failure() if "CUDA error" in failure else None
+        return self._step_at_hand() if step is None else (step, False)
 
     def _step_at_hand(self) -> tuple[int, bool]:
         """The step that it is in, or between two the next, and whether that is so."""

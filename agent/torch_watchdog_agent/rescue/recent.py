@@ -1,0 +1,62 @@
+"""The batches that a failure may come from, and the bundle made of one.
+
+Owns how many are held: the last one; on a GPU, whose failures are heard when Python is already ahead, a few more, as long as they lie on the host.
+In a replay the recorded batch takes the place of the loop's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.rank import Rank
+
+__all__ = ["RecentBatches"]
+
+KEPT = 4
+
+
+class RecentBatches:
+    """One rank's, by the loop's step."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._kept: deque[tuple[int, Any]] = deque(maxlen=KEPT)
+        self._on_host: bool | None = None  # asked once: a loop's batches are alike
+
+    def keep(self, batch: Any, *, several: bool) -> Any:
+        """The batch that is about to be used; returns what the loop shall use. `several`: Python runs ahead of what uses it."""
+        replay = self._rank.config.replay
+        if replay is not None:
+            from torch_watchdog_agent.rescue import bundle
+
+            batch = bundle.read_into(Path(replay), batch)
+        if not (several and self._are_on_host(batch)):
+            self._kept.clear()
+        self._kept.append((self._rank.loop.step, batch))
+        return batch
+
+    def _are_on_host(self, batch: Any) -> bool:
+        if self._on_host is None:
+            from torch_watchdog_agent.contract.flatten import leaves_of
+
+            self._on_host = not any(leaf.is_cuda for leaf in leaves_of(batch).values())
+        return self._on_host
+
+    def of(self, step: int) -> Any:
+        """The last batch of the step, or of the one before where that step has none yet; None where it is not held any more."""
+        return next((batch for at, batch in reversed(self._kept) if at <= step), None)
+
+    def write_bundle(self, step: int) -> None:
+        """What a person may replay. Whatever is in its way is said: the failure itself must be told."""
+        from torch_watchdog_agent.rescue import bundle
+
+        who, folder = self._rank.identity, Path(self._rank.config.run_dir) / bundle.FOLDER
+        batch = self.of(step)
+        try:
+            if batch is not None and self._rank.config.bundles:
+                bundle.write(folder / f"{who.attempt}-{who.rank}.safetensors", batch)
+        except Exception as error:  # noqa: BLE001  a full disk, say
+            self._rank.say(f"the batch of this step could not be kept ({type(error).__name__}: {error})")
