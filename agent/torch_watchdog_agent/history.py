@@ -15,12 +15,12 @@ from typing import Any
 from torch_watchdog_agent.arriving import Copies, Memory, Newest, arrived, elapsed_ns
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.recorder import Recorder
-from torch_watchdog_proto.record import DeviceNamed, MicroStep, StepDone, TensorSeen
+from torch_watchdog_proto.record import DeviceNamed, MicroStep, StepDone, TensorSeen, TokenizerSeen
 
 __all__ = ["History"]
 
 _MAX_PENDING_LOSSES = 64
-_NAME_GPU_EVERY = 4096  # steps: a ring forgets
+_NAME_EVERY = 4096  # steps, a GPU or tokenizer: a ring forgets
 _NO_BOUNDS: Mapping[str, tuple[float, float]] = {}
 
 
@@ -46,6 +46,7 @@ class History:
         self._handed_ns = self._backward_since_ns = self._backward_ns = 0
         self._copies, self._memory = Copies(2 * _MAX_PENDING_LOSSES), Memory()
         self._norms, self._scales, self._scale = Newest(), Newest(), 0.0
+        self._reach, self._tokens = Newest(), 0
         self._steps_done = 0
         self.scale_is_known = False
 
@@ -118,6 +119,16 @@ class History:
         self.scale_is_known = True
         self._scales.put(scale)
 
+    def reach_seen(self, reach: Any) -> None:
+        """How near to the edge of its domain the newest binary_cross_entropy has come."""
+        self._reach.put(reach)
+
+    def tokenizer_seen(self, tokens: int) -> None:
+        """How many ids the tokenizer of the training's data has; 0: nobody knows."""
+        if tokens and tokens != self._tokens and self._recorder is not None:
+            self._tokens = tokens
+            self._recorder.write(TokenizerSeen(tokens=tokens))
+
     def _backward_ends(self, now_ns: int) -> None:
         if self._backward_since_ns:
             self._backward_ns += now_ns - self._backward_since_ns
@@ -158,7 +169,7 @@ class History:
             MicroStep(
                 step=micro.step, micro_step=micro.micro_step, time_ns=micro.time_ns, loader_ns=micro.loader_ns, loss=loss,
                 loss_known=micro.loss is not None, evaluation=micro.evaluation, forward_ns=micro.forward_ns or elapsed_ns(micro.loss),
-                scale=self._scale,
+                scale=self._scale, reach=self._reach.take() or 0.0,
             )
         )  # fmt: skip
 
@@ -175,7 +186,13 @@ class History:
                     alloc_retries=memory.retries,
                 )
             )  # fmt: skip
-            if self._memory.uuid and self._steps_done % _NAME_GPU_EVERY == 0:
-                self._recorder.write(DeviceNamed(uuid=self._memory.uuid))
-            self._steps_done += bool(self._memory.uuid)
+            self._name_again(self._recorder, step)
         self._last_gate_ns, self._backward_ns = now_ns, 0
+
+    def _name_again(self, recorder: Recorder, step: int) -> None:
+        """The GPU, which is known some steps after the first, and the tokenizer."""
+        if self._memory.uuid and self._steps_done % _NAME_EVERY == 0:
+            recorder.write(DeviceNamed(uuid=self._memory.uuid))
+        if self._tokens and step % _NAME_EVERY == 0:
+            recorder.write(TokenizerSeen(tokens=self._tokens))
+        self._steps_done += bool(self._memory.uuid)

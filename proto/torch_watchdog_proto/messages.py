@@ -352,6 +352,7 @@ class StepBlock:
     evaluation: tuple[bool, ...] = ()
     forward_ns: tuple[int, ...] = ()  # from the hand-over to backward, 0 where not known
     scale: tuple[float, ...] = ()  # the GradScaler's newest known, 0 where there is none
+    reach: tuple[float, ...] = ()  # largest |2p - 1| of the probabilities p given to binary_cross_entropy: 1 is their edge, 0 none
     # per optimizer step
     step: tuple[int, ...] = ()
     step_time_ns: tuple[int, ...] = ()  # wall time of the gate
@@ -368,6 +369,7 @@ class StepBlock:
     alloc_retries: tuple[int, ...] = ()  # of the allocator so far
     tensors: tuple[TensorColumns, ...] = ()
     gpu: str = ""  # UUID of the GPU that this rank computes on
+    tokens: int = 0  # ids that the tokenizer of its data has, 0 where none is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

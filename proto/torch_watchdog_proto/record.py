@@ -2,7 +2,7 @@
 
 Owns the byte layout, for writer and reader alike; knows nothing of files, mmap or torch: both sides hand in a writable or readable buffer.
 
-Layout, little-endian, version 2:
+Layout, little-endian, version 3:
 
     0     header, 128 bytes: magic, version, record size, capacity, rank, attempt, pid, world size, start time; at 64 the count of records written
     128   `capacity` slots of RECORD_BYTES: sequence number (from 1), crc32 of the rest, kind, payload length, payload
@@ -35,11 +35,12 @@ __all__ = [
     "RingWriter",
     "StepDone",
     "TensorSeen",
+    "TokenizerSeen",
     "ring_bytes",
 ]
 
 MAGIC = b"TWRING\r\n"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 128
 RECORD_BYTES = 256
 MAX_DIMENSIONS = 8
@@ -53,9 +54,10 @@ _CRC_FROM = 12  # the checksum covers kind, length and payload, and starts from 
 
 _KEY = struct.Struct("<HHdd")
 _TENSOR = struct.Struct("<HBBQIddQQB8q")
-_MICRO = struct.Struct("<QIQQQddB")
+_MICRO = struct.Struct("<QIQQQdddB")
 _STEP = struct.Struct("<QQQQIQQQIdBq")
 _NOTE = struct.Struct("<BQ")
+_TOKENIZER = struct.Struct("<Q")
 
 _DTYPES = (
     "int64", "int32", "int16", "int8", "uint8", "bool", "float32", "float64", "float16", "bfloat16", "complex64", "complex128",
@@ -121,6 +123,7 @@ class MicroStep:
     """One batch: when it was handed over (wall time), how long the loop waited for it, and its loss once that is known.
 
     `forward_ns`: from the hand-over to backward, on the device where it runs there; 0 where not known. `scale`: the GradScaler's newest known, 0: none.
+    `reach`: the largest |2p - 1| of the probabilities p that binary_cross_entropy was given, so that 1 is the edge of its domain; 0: none.
     """
 
     step: int
@@ -132,6 +135,7 @@ class MicroStep:
     evaluation: bool = False
     forward_ns: int = 0
     scale: float = 0.0
+    reach: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +169,14 @@ class Note:
     text: str
 
 
-Record: TypeAlias = KeyNamed | TensorSeen | MicroStep | StepDone | Note | DeviceNamed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSeen:
+    """How many ids the tokenizer of this rank's data has; repeated now and then."""
+
+    tokens: int
+
+
+Record: TypeAlias = KeyNamed | TensorSeen | MicroStep | StepDone | Note | DeviceNamed | TokenizerSeen
 
 
 def ring_bytes(capacity: int) -> int:
@@ -305,12 +316,12 @@ def _unpack_tensor(payload: bytes) -> TensorSeen:
 def _pack_micro(record: MicroStep) -> bytes:
     flags = record.loss_known | record.evaluation << 1
     return _MICRO.pack(
-        record.step, record.micro_step, record.time_ns, record.loader_ns, record.forward_ns, record.loss, record.scale, flags
+        record.step, record.micro_step, record.time_ns, record.loader_ns, record.forward_ns, record.loss, record.scale, record.reach, flags
     )
 
 
 def _unpack_micro(payload: bytes) -> MicroStep:
-    step, micro_step, time_ns, loader_ns, forward_ns, loss, scale, flags = _MICRO.unpack(payload)
+    step, micro_step, time_ns, loader_ns, forward_ns, loss, scale, reach, flags = _MICRO.unpack(payload)
     return MicroStep(
         step=step,
         micro_step=micro_step,
@@ -321,6 +332,7 @@ def _unpack_micro(payload: bytes) -> MicroStep:
         evaluation=bool(flags & 2),
         forward_ns=forward_ns,
         scale=scale,
+        reach=reach,
     )
 
 
@@ -356,6 +368,14 @@ def _unpack_device(payload: bytes) -> DeviceNamed:
     return DeviceNamed(uuid=payload.decode("utf-8", "replace"))
 
 
+def _pack_tokenizer(record: TokenizerSeen) -> bytes:
+    return _TOKENIZER.pack(record.tokens)
+
+
+def _unpack_tokenizer(payload: bytes) -> TokenizerSeen:
+    return TokenizerSeen(tokens=_TOKENIZER.unpack(payload)[0])
+
+
 _KINDS: tuple[tuple[type[Record], Callable[..., bytes], Callable[[bytes], Record]], ...] = (
     (KeyNamed, _pack_key, _unpack_key),
     (TensorSeen, _pack_tensor, _unpack_tensor),
@@ -363,6 +383,7 @@ _KINDS: tuple[tuple[type[Record], Callable[..., bytes], Callable[[bytes], Record
     (StepDone, _pack_step, _unpack_step),
     (Note, _pack_note, _unpack_note),
     (DeviceNamed, _pack_device, _unpack_device),
+    (TokenizerSeen, _pack_tokenizer, _unpack_tokenizer),
 )
 
 

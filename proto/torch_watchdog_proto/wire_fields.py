@@ -247,7 +247,7 @@ def _check_value(value: Any) -> None:
         _check_columns(value, _TENSOR_COLUMNS, len(value.rows))
 
 
-_MICRO_COLUMNS = ("micro_of_step", "micro_time_ns", "loader_ns", "loss", "loss_known", "evaluation", "forward_ns", "scale")
+_MICRO_COLUMNS = ("micro_of_step", "micro_time_ns", "loader_ns", "loss", "loss_known", "evaluation", "forward_ns", "scale", "reach")
 _STEP_COLUMNS = (
     "step_time_ns", "step_ns", "vetoed", "allocated_bytes", "reserved_bytes", "peak_bytes", "updates_applied", "backward_ns", "grad_norm",
     "alloc_retries",

@@ -61,7 +61,13 @@ ENDING = (
     Fault(name="segfault", does="a segmentation fault", kinds=("rank.died",), rank=1),
     Fault(name="other_collective", does="ranks all-reduce different shapes", kinds=("rank.desync",), rank=ANY),
 )  # fmt: skip
-FAULTS = (*LASTING, *ENDING)
+PRECURSORS = (
+    Fault(name="probability_creep", does="probabilities of no sigmoid come 0.002 nearer to 1 each step", kinds=("probability.out_of_range",), rank=1, lasts=140,
+          needs=(("bce", True),)),
+    Fault(name="padded_id", does="a token past the tokenizer, in a padded table", kinds=("batch.index_out_of_range",), rank=0, lasts=1,
+          needs=(("padded", True),)),
+)  # fmt: skip
+FAULTS = (*LASTING, *ENDING, *PRECURSORS)
 START, REST = 90, 12  # steps before the first fault, and after a lasting one
 
 # Holds are shorter than by default, for faults and clean runs alike: real runs have the time that the suite has not. A clean run is the harder for it.
@@ -85,7 +91,13 @@ def launches(seed: int) -> list[tuple[dict[str, Any], list[tuple[Fault, int]]]]:
     return [_launch(pair, seed, rng) for pair in zip(lasting, ending, strict=True)]
 
 
-def _launch(pair: tuple[Fault | None, Fault], seed: int, rng: random.Random) -> tuple[dict[str, Any], list[tuple[Fault, int]]]:
+def precursor_launches(seed: int) -> list[tuple[dict[str, Any], list[tuple[Fault, int]]]]:
+    """Each by itself: what it comes before does not come in these trainings."""
+    rng = random.Random(1000 + seed)
+    return [_launch((fault,), seed, rng) for fault in PRECURSORS]
+
+
+def _launch(pair: tuple[Fault | None, ...], seed: int, rng: random.Random) -> tuple[dict[str, Any], list[tuple[Fault, int]]]:
     plan: dict[str, Any] = {"seed": seed, "model": rng.choice(["text", "attention", "norm"]), "batch": rng.choice([4, 8, 16]), "faults": []}
     step, placed = START + rng.randint(0, 20), []
     for fault in pair:
@@ -101,7 +113,7 @@ def _launch(pair: tuple[Fault | None, Fault], seed: int, rng: random.Random) -> 
 
 
 def clean_runs() -> list[dict[str, Any]]:
-    """Sixty, each another training."""
+    """Sixty, each another training; and twelve with probabilities that nothing keeps inside, and a padded table with its tokenizer."""
     rng = random.Random(7)
     runs = []
     for number in range(60):
@@ -113,4 +125,4 @@ def clean_runs() -> list[dict[str, Any]]:
             "workers": rng.choice([0, 0, 0, 0, 1]), "pause_s": rng.choice([0.005, 0.02, 0.03]), "lr": rng.choice([0.002, 0.01, 0.03]),
         }  # fmt: skip
         runs.append(plan)
-    return runs
+    return runs + [{**runs[number], "seed": 200 + number, "bce": True, "padded": True} for number in range(12)]

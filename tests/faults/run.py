@@ -1,6 +1,6 @@
 """The fault-injection suite: `python tests/faults/run.py` runs what is not in the results yet, then prints the table.
 
-Pieces: `--seeds 0 1 2`, `--clean 0:60`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
+Pieces: `--seeds 0 1 2`, `--clean 0:72`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
 beside `--out`; `--fresh` forgets them. `--at-once N`: that many launches beside each other, where the machine has the cores for it.
 """
 
@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from catalogue import ANY, FAULTS, LASTING, SETTINGS, Fault, clean_runs, launches
+from catalogue import ANY, FAULTS, LASTING, PRECURSORS, SETTINGS, Fault, clean_runs, launches, precursor_launches
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -52,7 +52,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--clean", default="0:60")
+    parser.add_argument("--clean", default="0:72")
     parser.add_argument("--only", help="fault")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"))
     parser.add_argument("--at-once", type=int, default=1)
@@ -63,6 +63,7 @@ def arguments() -> argparse.Namespace:
 
 def todo(options: argparse.Namespace) -> list[tuple[str, dict[str, Any], list[tuple[Fault, int]]]]:
     faulty = [(f"faults-{seed}-{number:02}", *launch) for seed in options.seeds for number, launch in enumerate(launches(seed))]
+    faulty += [(f"precursors-{seed}-{number}", *launch) for seed in options.seeds for number, launch in enumerate(precursor_launches(seed))]
     if options.only:
         return [one for one in faulty if any(fault.name == options.only for fault, _ in one[2])]
     first, last = map(int, options.clean.split(":"))
@@ -184,7 +185,7 @@ def precursors(found: list[dict[str, Any]], clean: dict[str, dict[str, Any]], ho
         "| warning | told | steps after the fault began: least, median, most | false alarms in the clean runs |",
         "|---|---|---|---|",
     ]
-    for kind in sorted({kind for fault in LASTING for kind in fault.kinds}):
+    for kind in sorted({kind for fault in (*LASTING, *PRECURSORS) for kind in fault.kinds}):
         mine = [one for one in found if kind in FAULTS[one["fault"]].kinds and FAULTS[one["fault"]].lasts]
         steps = sorted(one["after_steps"] for one in mine if one["after_steps"] is not None)
         early = f"{steps[0]}, {statistics.median_low(steps)}, {steps[-1]}" if steps else ""
@@ -193,7 +194,7 @@ def precursors(found: list[dict[str, Any]], clean: dict[str, dict[str, Any]], ho
     return lines
 
 
-assert len(FAULTS) == 30 and all(fault.lasts for fault in LASTING)
+assert len(FAULTS) == 32 and all(fault.lasts for fault in (*LASTING, *PRECURSORS))
 
 if __name__ == "__main__":
     main()

@@ -43,6 +43,8 @@ class Shape:
     sorted_ids: bool = False
     heavy: bool = False  # a loss with heavy tails
     decay: bool = False
+    bce: bool = False  # a second loss, of probabilities that no sigmoid has made
+    padded: bool = False  # the table has a few rows more than the tokenizer has ids
     workers: int = 0
     pause_s: float = 0.02
     lr: float = 0.05
@@ -60,11 +62,23 @@ class Faults:
         return any(name == n and who in (None, self._rank) and first <= step <= last for n, who, first, last in self._plan)
 
 
+class Tokenizer:
+    """As much of one as a data set needs that was tokenized before."""
+
+    def __init__(self, ids: int) -> None:
+        self.ids = ids
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"word {number}": number for number in range(self.ids)}
+
+
 class Batches(Dataset):
     """One item is one batch, so that a fault can be put where it belongs."""
 
     def __init__(self, shape: Shape, rank: int) -> None:
         self.shape, self.rank, self.faulty = shape, rank, Faults(shape.faults, rank)
+        if shape.padded:
+            self.tokenizer = Tokenizer(shape.vocabulary)
 
     def __len__(self) -> int:
         return (self.shape.steps + 4) * self.shape.accumulate
@@ -95,6 +109,8 @@ class Batches(Dataset):
             ids[1, 2] = self.shape.vocabulary + 7
         if self.faulty("id_negative", step):
             ids[0, 3] = -1
+        if self.faulty("padded_id", step):
+            ids[1, 2] = self.shape.vocabulary + 2
         if self.faulty("label_high", step):
             labels[2] = self.shape.classes + 1
         if self.faulty("label_negative", step):
@@ -115,7 +131,7 @@ class Net(nn.Module):
         super().__init__()
         width = 16
         self.kind = shape.model
-        self.table = nn.Embedding(shape.vocabulary, width)
+        self.table = nn.Embedding(shape.vocabulary + 4 * shape.padded, width)
         self.mix = (
             nn.TransformerEncoderLayer(width, 2, 32, batch_first=True, dropout=0.0)
             if shape.model == "attention"
@@ -168,7 +184,15 @@ class Training:
         loss = nn.functional.cross_entropy(scores.float(), batch["labels"], ignore_index=IGNORED)
         if self.shape.heavy and step % 9 == 4:
             loss = loss + 11 * loss.detach()
+        if self.shape.bce:
+            loss = loss + 0.1 * self._chances_loss(step, scores)
         (self.scaler.scale(self._spoil(step, loss)) if self.scaler else self._spoil(step, loss)).backward()
+
+    def _chances_loss(self, step: int, scores: torch.Tensor) -> torch.Tensor:
+        begun = next((first for name, _, first, _ in self.shape.faults if name == "probability_creep"), 0)
+        drift = 0.002 * (step - begun) if self.faulty("probability_creep", step) else 0.0
+        chances = 0.5 + 0.2 * scores.float().tanh() + drift
+        return nn.functional.binary_cross_entropy(chances, (scores.detach() > 0).float())
 
     def _spoil(self, step: int, loss: torch.Tensor) -> torch.Tensor:
         if self.faulty("nan_loss", step):

@@ -22,6 +22,7 @@ from torch_watchdog_proto.record import (
     RingWriter,
     StepDone,
     TensorSeen,
+    TokenizerSeen,
     ring_bytes,
 )
 
@@ -30,6 +31,7 @@ BIG = st.integers(0, 2**64 - 1)
 REAL = st.floats(allow_nan=False)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(KeyNamed, key_id=st.integers(0, 65535), name=st.text("abcdefgh._0é", max_size=100), low=REAL, high=REAL),
+    st.builds(TokenizerSeen, tokens=st.integers(0, 1 << 40)),
     st.builds(DeviceNamed, uuid=st.text("GPU-0123abc", max_size=60)),
     st.builds(
         TensorSeen,
@@ -55,6 +57,7 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
         evaluation=st.booleans(),
         forward_ns=BIG,
         scale=REAL,
+        reach=REAL,
     ),
     st.builds(
         StepDone,
@@ -155,7 +158,7 @@ def test_garbage_in_a_slot_never_raises(garbage: bytes, slot: int) -> None:
 def test_a_ring_of_another_version_is_refused_with_both_versions() -> None:
     memory, _ = new_ring(4)
     memory[8] = 9
-    with pytest.raises(RingFormatError, match=r"version 9.*version 2"):
+    with pytest.raises(RingFormatError, match=r"version 9.*version 3"):
         RingReader(memoryview(memory))
 
 

@@ -44,6 +44,7 @@ HOOKS = {
     "torch.optim.lr_scheduler": "scheduler",
     "torch.autograd": "loss",
     "torch.amp.grad_scaler": "scaler",
+    "torch.jit._builtins": "probabilities",
     "torch.nn.utils.clip_grad": "clipping",
     "torch.nn.parallel.distributed": "distributed",
     "torch.distributed.distributed_c10d": "collectives",

@@ -98,8 +98,18 @@ def _begun(loader: Any) -> Track | None:
         track.dataset = dataset_name(getattr(loader, "dataset", None))
     track.epoch += 1
     track.batches = 0
+    _look_for_tokenizer(here, loader, track)
     track.rng_at_iter = RngState.capture()
     return track
+
+
+def _look_for_tokenizer(here: Any, loader: Any, track: Track) -> None:
+    """Once for each loader: a vocabulary may be large."""
+    from torch_watchdog_agent.tokenizer import tokens_of
+
+    if here is not None and not track.looked_for_tokenizer:
+        track.looked_for_tokenizer = True
+        here.history.tokenizer_seen(tokens_of(loader))
 
 
 def catch_up(one: Pass, iterator: Any) -> None:

@@ -23,6 +23,7 @@ class Track:
     batches: int = 0
     rng_at_iter: Any = None
     resume: LoaderPosition | None = None
+    looked_for_tokenizer: bool = False
 
 
 _tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from torch_watchdog_proto.messages import StepBlock, TensorColumns
-from torch_watchdog_proto.record import DeviceNamed, KeyNamed, MicroStep, Note, Record, RingHeader, StepDone, TensorSeen
+from torch_watchdog_proto.record import DeviceNamed, KeyNamed, MicroStep, Note, Record, RingHeader, StepDone, TensorSeen, TokenizerSeen
 
 __all__ = ["BlockBuilder"]
 
@@ -25,7 +25,7 @@ class BlockBuilder:
     def __init__(self, header: RingHeader) -> None:
         self._header = header
         self._keys: dict[int, KeyNamed] = {}
-        self._gpu = ""
+        self._gpu, self._tokens = "", 0
         self._waiting: list[TensorSeen] = []
 
     def build(self, records: Sequence[Record], *, first_record: int, lost: int) -> tuple[StepBlock | None, tuple[Note, ...]]:
@@ -51,6 +51,8 @@ class BlockBuilder:
                 self._keys[record.key_id] = record
             elif isinstance(record, DeviceNamed):
                 self._gpu = record.uuid
+            elif isinstance(record, TokenizerSeen):
+                self._tokens = record.tokens
 
     def _with_overdue(self, micro: list[MicroStep]) -> list[MicroStep]:
         """With the batches whose micro-step was lost: later ones have arrived, or too many wait."""
@@ -77,13 +79,13 @@ class BlockBuilder:
             micro_time_ns=tuple(row.time_ns for row in micro), loader_ns=tuple(row.loader_ns for row in micro),
             loss=tuple(row.loss for row in micro), loss_known=tuple(row.loss_known for row in micro),
             evaluation=tuple(row.evaluation for row in micro),
-            forward_ns=tuple(row.forward_ns for row in micro), scale=tuple(row.scale for row in micro),
+            forward_ns=tuple(row.forward_ns for row in micro), scale=tuple(row.scale for row in micro), reach=tuple(row.reach for row in micro),
             step=tuple(row.step for row in steps), step_time_ns=tuple(row.time_ns for row in steps),
             step_ns=tuple(row.step_ns for row in steps), vetoed=tuple(row.vetoed for row in steps),
             allocated_bytes=tuple(row.allocated_bytes for row in steps), reserved_bytes=tuple(row.reserved_bytes for row in steps),
             peak_bytes=tuple(row.peak_bytes for row in steps), updates_applied=tuple(row.updates_applied for row in steps),
             backward_ns=tuple(row.backward_ns for row in steps), grad_norm=tuple(row.grad_norm for row in steps),
-            alloc_retries=tuple(row.alloc_retries for row in steps), tensors=self._tensors(micro), gpu=self._gpu,
+            alloc_retries=tuple(row.alloc_retries for row in steps), tensors=self._tensors(micro), gpu=self._gpu, tokens=self._tokens,
         )  # fmt: skip
 
     def _tensors(self, micro: Sequence[MicroStep]) -> tuple[TensorColumns, ...]:

@@ -16,7 +16,7 @@ import torch_watchdog_agent
 from torch_watchdog_agent.config import ENVIRONMENT, AgentConfig
 from torch_watchdog_proto.frames import Decoder
 from torch_watchdog_proto.messages import Noticed, Refused, Violation
-from torch_watchdog_proto.record import KeyNamed, MicroStep, RingReader, StepDone, TensorSeen
+from torch_watchdog_proto.record import KeyNamed, MicroStep, RingReader, StepDone, TensorSeen, TokenizerSeen
 
 TIMEOUT_S = 110
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -34,6 +34,8 @@ class Heard:
     steps: list[int]
     tensors: list[tuple[str, tuple[int, ...]]]
     complaints: list[str]
+    reaches: list[float]
+    tokenizers: set[int]
 
     @property
     def samples(self) -> list[tuple[int | None, int | None]]:
@@ -83,18 +85,22 @@ def _listen(line: socket.socket, told: list[Any]) -> None:
 def _heard(folder: Path, printed: Any, noticed: list[Violation], errors: str) -> Heard:
     losses: dict[tuple[int, int], float | None] = {}
     evaluated, steps, tensors, keys = 0, [], [], {}
+    reaches, tokenizers = [], set()
     for path in folder.glob("*.ring"):
         records, _ = RingReader(memoryview(path.read_bytes())).read(1 << 20)
         for record in records:
             if isinstance(record, MicroStep):
                 evaluated += record.evaluation
                 if not record.evaluation:
+                    reaches.append(record.reach)
                     losses[record.step, record.micro_step] = record.loss if record.loss_known else None
             elif isinstance(record, StepDone):
                 steps.append(record.micro_steps)
             elif isinstance(record, KeyNamed):
                 keys[record.key_id] = record.name
+            elif isinstance(record, TokenizerSeen):
+                tokenizers.add(record.tokens)
             elif isinstance(record, TensorSeen):
                 tensors.append((keys[record.key_id], tuple(record.shape)))
     complaints = [line for line in errors.splitlines() if line.startswith("[torch-watchdog]")]
-    return Heard(printed, noticed, losses, evaluated, steps, tensors, complaints)
+    return Heard(printed, noticed, losses, evaluated, steps, tensors, complaints, reaches, tokenizers)

@@ -70,6 +70,7 @@ class Columns:
         self.loader_s = self._flat("loader_ns", batches)[trained] / 1e9
         self.forward_s = self._flat("forward_ns", batches)[trained] / 1e9
         self.scale = self._flat("scale", batches)[trained]
+        self.reach = self._flat("reach", batches)[trained]
         self.loss_known = self._flat("loss_known", batches)[trained] > 0
         self.loss = self._flat("loss", batches)[trained]
         self.keys: dict[str, KeyRows] = {}

@@ -5,7 +5,7 @@ Owns the ranks' rows, and what has come since the look before. Pure. Memory and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from torch_watchdog.rules.columns import Columns, Joined, KeyRows
 from torch_watchdog.rules.windows import Floats, Ints, Windows, grown, medians
 from torch_watchdog_proto.messages import GpuSample, StepBlock
 
-__all__ = ["STEPS", "GpuStream", "KeyStream", "View"]
+__all__ = ["REACHES", "STEPS", "GpuStream", "KeyStream", "View"]
 
 STEPS = 64  # of losses and of what batches held
+REACHES = 24  # batches of which it is kept how near their probabilities came to the edge
 TIMED = 32  # steps of which the times are kept
 MEMORY = 48  # readings of the allocator
 _MAX_KEYS = 16
@@ -59,7 +60,7 @@ class View:
     """
 
     def __init__(self, *, watches_highs: bool = False) -> None:
-        """`watches_highs`: only one rule looks at them, and it is seldom on."""
+        """`watches_highs`: for the one rule that looks at them in every job, and is seldom on. A job whose tokenizer is known has them watched, too."""
         self._watches_highs = watches_highs
         self._waiting: list[StepBlock] = []
         self._row_of: dict[int, int] = {}
@@ -73,7 +74,8 @@ class View:
         self.losses, self.loss_steps = Windows(STEPS), Windows(STEPS)
         self.first_loss: Floats = np.zeros(0)  # the median of the first ones, NaN before
         self.first_loader_s: Floats = np.zeros(0)  # likewise
-        self.scales = Windows(STEPS)
+        self.scales, self.reach = Windows(STEPS), Windows(REACHES)
+        self.tokens_of: Ints = np.zeros(0, np.int64)  # by row, 0 where no tokenizer is known
         self.step_s, self.own_s, self.loader_s, self.sizes = Windows(TIMED), Windows(TIMED), Windows(TIMED), Windows(TIMED)
         self.memory_steps, self.allocated, self.reserved, self.retries, self.peaks = (Windows(MEMORY) for _ in range(5))
         self.keys: dict[str, KeyStream] = {}
@@ -95,17 +97,27 @@ class View:
         blocks, self._waiting = self._waiting, []
         if not blocks:
             return
-        columns = Columns(blocks, [self._row(block) for block in blocks], watched=self.keys, highs=self._watches_highs)
+        row_of = [self._row(block) for block in blocks]
+        self._take_tokens(row_of, blocks)
+        columns = Columns(blocks, row_of, watched=self.keys, highs=self._watches_highs)
         self.step = grown(self.step, len(self.ranks), 0)
         self.first_loss = grown(self.first_loss, len(self.ranks), np.nan)
         self.first_loader_s = grown(self.first_loader_s, len(self.ranks), np.nan)
         self._take_losses(columns)
         self.scales.add(columns.rows[columns.scale > 0], columns.scale[columns.scale > 0])
+        self.reach.add(columns.rows[columns.reach > 0], columns.reach[columns.reach > 0])
         for key, rows in columns.keys.items():
             self._take_key(key, rows, columns)
         self.step[columns.step_rows] = columns.step
         self._take_times(columns)
         self._take_memory(columns)
+
+    def _take_tokens(self, rows: Sequence[int], blocks: Sequence[StepBlock]) -> None:
+        self.tokens_of = grown(self.tokens_of, len(self.ranks), 0)
+        for row, block in zip(rows, blocks, strict=True):
+            if block.tokens:
+                self.tokens_of[row] = block.tokens
+                self._watches_highs = True
 
     def looked(self) -> None:
         """A look is over: what it saw is old at the one after the next."""
