@@ -1,4 +1,4 @@
-"""Which dimensions of a batch's tensors always have one length (ids and mask, inputs and labels), and the tensor that breaks it.
+"""Which dimensions of a batch's tensors always have one length (ids and mask, inputs and labels; three channels), and the tensor that breaks it.
 
 Learns from every batch that trained, whatever its shapes. A break proves nothing: it is told where the step then fails about a shape, and as a warning where a
 mask has not the shape of the ids any more, which libraries fill or cut without a word.
@@ -7,7 +7,7 @@ mask has not the shape of the ids any more, which libraries fill or cut without 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -23,12 +23,13 @@ _Pair: TypeAlias = tuple[str, int, str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """Dimension `dim` of `key` always had the length of dimension `other_dim` of `other`, and has not now."""
+    """Dimension `dim` of `key` always had the length of dimension `other_dim` of `other`, or always `usual` elements, and has not now."""
 
     key: str
     dim: int
-    other: str
-    other_dim: int
+    other: str = ""
+    other_dim: int = 0
+    usual: int | None = None
 
     @property
     def is_of_a_mask(self) -> bool:
@@ -43,20 +44,32 @@ class Fits:
 
     _batches: int = 0
     _equal: set[_Pair] | None = None
+    _fixed: dict[tuple[str, int], int] | None = None  # lengths that never were others
     _taken: set[tuple[torch.Size, ...]] = field(default_factory=set)  # shapes of whole batches
 
     def unfit(self, leaves: Mapping[str, torch.Tensor]) -> Unfit | None:
         """The tensor that breaks most of what was equal so far; of two that break as much the later one, which was made for the other."""
-        if self._batches < FITTED_FOR_BATCHES or not self._equal or _shapes(leaves) in self._taken:
+        if self._batches < FITTED_FOR_BATCHES or _shapes(leaves) in self._taken:
             return None
-        broken = [pair for pair in self._equal if _is_broken(pair, leaves)]
-        if not broken:
-            return None
+        broken = [pair for pair in self._equal or () if _is_broken(pair, leaves)]
+        alone = self._of_another_length(leaves)
+        return self._blamed(broken, leaves, "" if alone is None else alone.key) if broken else alone
+
+    def _of_another_length(self, leaves: Mapping[str, torch.Tensor]) -> Unfit | None:
+        """The one tensor with another length where it always had the same; of several nobody knows which is meant."""
+        unlike = [
+            Unfit(key=key, dim=dim, usual=length)
+            for (key, dim), length in (self._fixed or {}).items()
+            if key in leaves and leaves[key].shape[dim : dim + 1] != (length,)
+        ]
+        return unlike[0] if len({one.key for one in unlike}) == 1 else None
+
+    def _blamed(self, broken: Sequence[_Pair], leaves: Mapping[str, torch.Tensor], alone: str) -> Unfit:
         counts = Counter([key for one, _, other, _ in broken for key in (one, other)])
-        blamed = max(counts, key=lambda key: (counts[key], key.endswith("mask"), list(leaves).index(key)))
+        blamed = max(counts, key=lambda key: (key == alone, counts[key], key.endswith("mask"), list(leaves).index(key)))
         pairs = [pair if pair[0] == blamed else (*pair[2:], *pair[:2]) for pair in broken if blamed in (pair[0], pair[2])]
         alike = Counter(
-            [pair[2] if pair[0] == blamed else pair[0] for pair in self._equal if blamed in (pair[0], pair[2]) and pair[1] == pair[3]]
+            [pair[2] if pair[0] == blamed else pair[0] for pair in self._equal or () if blamed in (pair[0], pair[2]) and pair[1] == pair[3]]
         )
         key, dim, other, other_dim = min(pairs, key=lambda pair: (pair[1] != pair[3], -alike[pair[2]], "ids" not in pair[2], pair))
         return Unfit(key=key, dim=dim, other=other, other_dim=other_dim)
@@ -68,9 +81,14 @@ class Fits:
         if shapes in self._taken or len(self._taken) >= MAX_SHAPES:
             return
         self._taken.add(shapes)
-        if self._equal is None:
-            self._equal = _equal(leaves)
+        if self._equal is None or self._fixed is None:
+            self._equal, self._fixed = _equal(leaves), {(key, dim): length for key, dim, length in _lengths(leaves)}
         else:
+            self._fixed = {
+                (key, dim): length
+                for (key, dim), length in self._fixed.items()
+                if key not in leaves or leaves[key].shape[dim : dim + 1] == (length,)
+            }
             self._equal = {pair for pair in self._equal if not _is_broken(pair, leaves)}
 
 
@@ -78,8 +96,12 @@ def _shapes(leaves: Mapping[str, torch.Tensor]) -> tuple[torch.Size, ...]:
     return tuple([tensor.shape for tensor in leaves.values()])
 
 
+def _lengths(leaves: Mapping[str, torch.Tensor]) -> list[tuple[str, int, int]]:
+    return [(key, dim, length) for key, tensor in leaves.items() for dim, length in enumerate(tensor.shape)][:MAX_DIMS]
+
+
 def _equal(leaves: Mapping[str, torch.Tensor]) -> set[_Pair]:
-    dims = [(key, dim, length) for key, tensor in leaves.items() for dim, length in enumerate(tensor.shape)][:MAX_DIMS]
+    dims = _lengths(leaves)
     return {
         (one, dim, other, other_dim)
         for place, (one, dim, length) in enumerate(dims)

@@ -45,7 +45,8 @@ class ModuleNames:
         """Name all modules under `root`; an outer root renames those of an inner one. Idempotent."""
         if any(known() is root for known in self.roots):
             return
-        self.roots.append(weakref.ref(root))
+        self.roots = [known for known in self.roots if known() is not None] + [weakref.ref(root)]
+        self._paths = {number: known for number, known in self._paths.items() if known[0]() is not None}
         wrapped = isinstance(getattr(root, "module", None), torch.nn.Module)
         for path, module in root.named_modules():
             self._paths[id(module)] = (weakref.ref(module), _plain(path, wrapped=wrapped))
@@ -55,8 +56,8 @@ class ModuleNames:
         return known[1] if known is not None and known[0]() is module else None
 
     def training(self) -> tuple[bool, ...]:
-        """The training flag of each root that lives."""
-        return tuple([root.training for known in self.roots if (root := known()) is not None])
+        """The training flags of the roots that live, each once: copies of a model come, and go when the garbage collector looks."""
+        return tuple(sorted({root.training for known in self.roots if (root := known()) is not None}))
 
 
 def _plain(path: str, *, wrapped: bool) -> str:

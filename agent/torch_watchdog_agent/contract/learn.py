@@ -25,6 +25,7 @@ READ_OFF_DATA = "its limit may depend on data"
 MAX_LOOKS = 8
 ONE_SHORT = TRACES_FOR_DERIVED - 1
 MAX_VARIANTS = 3
+MAX_LOST = 3
 MAX_RULES = 4096
 __all__ = ["Contract", "Lesson", "rule_of"]
 
@@ -53,6 +54,7 @@ class Contract:
     traces: int = 0
     version: int = 0
     _variants: Counter[Any] = field(default_factory=Counter)
+    _lost: Counter[Any] = field(default_factory=Counter)  # how often the table of a rule has gone
 
     def is_outdated(self) -> bool:
         """Whether a table has been rebuilt or resized since it was learned."""
@@ -64,10 +66,12 @@ class Contract:
     def forget_changed(self) -> None:
         """Tables were rebuilt or resized. A trained one: start over. A buffer (positions that a module makes longer): trace once more, for its rules."""
         changed = [table for table in self.tables if table.changed()]
+        lost = {key for key, rule in self.rules.items() if rule.live is not None and any(rule.live.same(one) for one in changed)}
+        self._lost.update(lost)
         if any(table.trained for table in changed):
             self.rules.clear()
             self.traces_of.clear()
-        self.rules = {key: rule for key, rule in self.rules.items() if rule.live is None or not any(rule.live.same(one) for one in changed)}
+        self.rules = {key: rule for key, rule in self.rules.items() if key not in lost}
         self.traces_of = Counter({structure: min(count, ONE_SHORT) for structure, count in self.traces_of.items()})
         self._note_tables()
         self.version += 1
@@ -104,7 +108,7 @@ class Contract:
     def _note_tables(self) -> None:
         self.tables = []
         for rule in self.rules.values():
-            if rule.live is not None and not any(rule.live.same(known) for known in self.tables):
+            if rule.live is not None and rule.usable and not any(rule.live.same(known) for known in self.tables):
                 self.tables.append(rule.live)
 
     def _met(self, tape: Tape, site: Site, taught: Mapping[int, Lesson], ordinals: Counter[Any]) -> Rule | None:
@@ -136,6 +140,8 @@ class Contract:
             if len(self.rules) >= MAX_RULES:
                 return None
             known = self.rules[key] = rule
+            if self._lost[key] >= MAX_LOST:  # a copy of the model that is made anew for each step
+                rule.opaque = "its table is another one each time"
         else:
             _narrow(known, rule)
         known.traces += 1

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_watchdog_agent.contract.fits import Unfit
 from torch_watchdog_agent.contract.flatten import arrays_of
 from torch_watchdog_agent.contract.frames import is_users
 from torch_watchdog_agent.contract.where import Origin
@@ -31,7 +32,7 @@ _ABOUT_DTYPE = re.compile(
 _ABOUT_SHAPE = re.compile(
     r"batch_size|target size|target tensor expected|must match|shape|size of tensor|different to the input size|same size|"
     r"not match|inconsistent|expected input|expanded size|sizes? of|broadcast|out of bounds for dimension|invalid for input|"
-    r"number of indices|size mismatch|but got",
+    r"number of indices|size mismatch|but got|cannot be multiplied",
     re.IGNORECASE,
 )
 
@@ -104,15 +105,26 @@ def _retyped(call: _Call, origin: Origin) -> Violation | None:
 
 
 def _unfit(call: _Call, origin: Origin) -> Violation | None:
-    """No frame holds the tensor any more, but one of the batch has not the length that it always had in common with another."""
+    """No frame holds the tensor any more, but one of the batch has not the length that it always had, or had in common with another."""
     unfit = origin.unfit
     if unfit is None:
         return None
+    if unfit.usual is not None:
+        return _of_another_length(call, unfit, unfit.usual, origin)
     mine, theirs = tuple(origin.leaves[unfit.key].shape), tuple(origin.leaves[unfit.other].shape)
     return _violation(
         "batch.shape", unfit.key, origin, call, summary=f"{unfit.key} {mine} does not fit {unfit.other} {theirs}",
         cause=f"Dimension {unfit.dim} of {unfit.key} always was as long as dimension {unfit.other_dim} of {unfit.other}; now they are {mine} and {theirs}.",
         fix="Truncate, pad and filter all tensors of a sample together, in the data set or the collator.",
+    )  # fmt: skip
+
+
+def _of_another_length(call: _Call, unfit: Unfit, usual: int, origin: Origin) -> Violation:
+    taken = tuple(origin.leaves[unfit.key].shape)
+    return _violation(
+        "batch.shape", unfit.key, origin, call, summary=f"{unfit.key} has shape {taken}; dimension {unfit.dim} of it always was {usual}",
+        cause=f"Dimension {unfit.dim} of {unfit.key} was {usual} in every batch before; now its shape is {taken}, and the step fails about a shape.",
+        fix=f"Give {unfit.key} {usual} there, as all other samples have (channels, features, fields), or leave the sample out.",
     )  # fmt: skip
 
 

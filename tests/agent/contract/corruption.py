@@ -139,7 +139,8 @@ def compared(family: Family, rounds: int, *, clean: int, spoil: Callable[[Family
 
 
 def _forget(guard: Any, seen: Any, contract: Any) -> None:
-    """A job ends with its first failure: each of them meets a guard that has seen clean batches only."""
+    """A job ends with its first failure: each of them meets a guard that has seen clean batches only, and traces nothing of the one before."""
+    guard._tracer.abandon()  # a batch that failed before anything had read it waits for a step of its own, under a mode that would see the truth, too
     guard._seen = seen
     contract.version = guard._contract.version + 1  # whatever was prepared is prepared anew
     for part in fields(contract):

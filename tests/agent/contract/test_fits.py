@@ -46,6 +46,21 @@ def test_what_was_equal_by_chance_is_not_expected_any_more_once_it_was_not() -> 
     assert fits.unfit(batch(ids=(3, 5), boxes=(3, 8, 4))) is None
 
 
+def test_a_length_that_never_was_another_is_missed_where_one_tensor_has_it_no_more() -> None:
+    images = (batch(x=(4, 3, 8, 8), y=(4,)), batch(x=(2, 3, 10, 8), y=(2,)))
+    fits = learned(*images)
+    assert fits.unfit(batch(x=(4, 1, 8, 8), y=(4,))) == Unfit(key="x", dim=1, usual=3)
+    assert fits.unfit(batch(x=(4,), y=(4,))) == Unfit(key="x", dim=1, usual=3)
+    assert fits.unfit(batch(x=(4, 3, 9, 8), y=(4,))) is None
+    both = learned(batch(x=(4, 3), z=(6, 5)), batch(x=(2, 3), z=(7, 5)))
+    assert both.unfit(batch(x=(3, 4), z=(6, 1))) is None, "either may be the wrong one"
+
+
+def test_of_two_that_do_not_fit_the_one_is_blamed_that_is_not_as_it_always_was() -> None:
+    fits = learned(batch(x=(4, 3), y=(1, 3)), batch(x=(2, 3), y=(1, 3)))
+    assert fits.unfit(batch(x=(4, 6), y=(1, 3))) == Unfit(key="x", dim=1, other="y", other_dim=1)
+
+
 def test_nothing_is_expected_of_the_first_batches() -> None:
     fits = Fits()
     fits.took(FITTING[0])
@@ -78,6 +93,15 @@ def test_an_exception_about_a_shape_names_the_tensor_that_has_another_length_tha
     found = loop.step({**clean(4), "y": torch.randn(2, 3)}).violation
     assert found is not None
     assert (found.kind, found.batch.key, found.summary) == ("batch.shape", "y", "y (2, 3) does not fit x (4, 3)")
+
+
+def test_an_exception_about_a_shape_names_the_tensor_that_has_not_the_features_that_it_always_had() -> None:
+    loop = Loop(nn.Linear(3, 2), lambda model, batch: model(batch["x"]).sum().backward())
+    for rows in (4, 5, 4, 6, 4, 3):
+        assert loop.step({"x": torch.randn(rows, 3)}, go_on=False).violation is None
+    found = loop.step({"x": torch.randn(4, 6)}).violation
+    assert found is not None
+    assert (found.kind, found.batch.key, found.summary) == ("batch.shape", "x", "x has shape (4, 6); dimension 1 of it always was 3")
 
 
 def test_an_exception_about_a_dtype_names_the_tensor_that_has_another_dtype_than_it_always_had() -> None:

@@ -70,6 +70,24 @@ def test_a_clean_training_is_bit_identical_with_and_without_the_guard() -> None:
     assert plain[3:] == guarded[3:]
 
 
+def test_copies_of_the_model_that_come_and_go_are_no_other_program() -> None:
+    """An average of the weights that is copied for each step: when it goes is the garbage collector's choice, and no reason to learn anew."""
+    kept: list[nn.Module] = []
+
+    def with_a_copy(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+        kept[:] = [copy.deepcopy(model)]
+        with torch.no_grad():
+            kept[-1](batch["x"])
+        step(model, batch)
+
+    loop = Loop(Net(), with_a_copy)
+    seen = loop.train(batches(24))
+    assert not any(one.checked.needs_trace for one in seen[16:])
+    bad = batches(1)[0]
+    bad["x"][0, 0] = 50
+    assert loop.step(bad).checked.violation is not None
+
+
 def test_no_attribute_of_ours_is_left_on_a_tensor() -> None:
     data = batches(3)
     loop = Loop(Net(), step)
