@@ -73,7 +73,9 @@ class Rank:
         self.say.also = self.history.said
         self._clearance = self._open_clearance()
         self.lockstep = lockstep.opened(Path(config.ring_dir), identity, say=self.say)
-        self.guard = Guard(say=self.say, on_refused=self.refused, on_noticed=self._notice, patient=bool(config.scan))
+        self.guard = Guard(
+            say=self.say, on_refused=self.refused, on_noticed=self._notice, patient=bool(config.scan), watch_modules=config.watch_modules
+        )
         self.holds = Holds(self)
         self._unread = Unread(self.guard, say=self.say, found=self.holds.hold_late, change=config.policy != "observe")
         self.saver = Saver(self, leave=announce_leave)
@@ -296,10 +298,15 @@ class Rank:
     def loss_seen(self, loss: Any) -> None:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""
         self._settle()
-        self._look_inside(self.history.loss_seen(loss))
+        value = self.history.loss_seen(loss)
+        if value is None and self.config.watch_modules and loss.numel() == 1:
+            value = float(loss.detach())  # what was asked for waits for the device at every module already
+        self._look_inside(value)
 
     def _look_inside(self, value: float | None) -> None:
         """Why the newest batch gave this loss, where it is no number: said once, while the parameters are those that it was computed with."""
+        if value is not None and math.isfinite(value):
+            self.guard.loss_is_finite()
         if value is None or math.isfinite(value) or self._looked_inside:
             return
         from torch_watchdog_agent.checkpoint.rng import RngState

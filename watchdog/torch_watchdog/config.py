@@ -62,6 +62,7 @@ class LaunchConfig:
     replay: str | None = None
     device_gate: bool = True
     bundles: bool = True
+    watch_modules: bool = False
     enabled: bool = True
     overruled: tuple[str, ...] = ()
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # ours -> what this site's scheduler is to see
@@ -286,6 +287,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "keeper": _keeper,
     "device_gate": _keeper,
     "bundles": _keeper,
+    "watch_modules": _keeper,
     "on_signal": _on_signal,
     "signal_grace": _grace,
     "web": _web,

@@ -16,7 +16,7 @@ import torch
 
 from torch_watchdog_agent.contract.tape import Tape
 
-__all__ = ["Call", "call_under_way"]
+__all__ = ["Call", "call_under_way", "outermost_module"]
 
 _MODULE = torch.nn.Module._call_impl.__code__
 _COPIES = ("_to_copy", "clone", "detach", "alias")
@@ -49,12 +49,7 @@ class Call:
 
 def call_under_way(tape: Tape) -> tuple[bool, Call | None]:
     """Whether a model is being called, and its outermost call; None where that takes more than the batch's own tensors."""
-    found: FrameType | None = None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _MODULE and not _is_wrapper(frame.f_locals["self"]):
-            found = frame
-        frame = frame.f_back
+    found = _outermost_call()
     if found is None:
         return False, None
     local = found.f_locals
@@ -65,6 +60,22 @@ def call_under_way(tape: Tape) -> tuple[bool, Call | None]:
     kind = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), None)
     autocast = None if kind is None else (kind, torch.get_autocast_dtype(kind))
     return True, Call(model=weakref.ref(local["self"]), args=args, kwargs=kwargs, autocast=autocast)
+
+
+def outermost_module() -> torch.nn.Module | None:
+    """Of the modules that are being called just now."""
+    found = _outermost_call()
+    return None if found is None else found.f_locals["self"]
+
+
+def _outermost_call() -> FrameType | None:
+    found: FrameType | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _MODULE and not _is_wrapper(frame.f_locals["self"]):
+            found = frame
+        frame = frame.f_back
+    return found
 
 
 def _is_wrapper(module: torch.nn.Module) -> bool:

@@ -21,7 +21,7 @@ from torch_watchdog_agent.contract.declared import declared_rules, declared_vers
 from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
-from torch_watchdog_agent.contract.inside import not_finite_inside
+from torch_watchdog_agent.contract.inside import ModuleWatch, not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.mailbox import Mailbox
 from torch_watchdog_agent.contract.misfit import misfit
@@ -52,7 +52,8 @@ class Guard:
     """See the module. `say` prints a line for the user. `on_refused` is told of a violation before BadBatchError is raised; False lets the op run;
     `on_noticed` of a warning that a traced step gives rise to.
 
-    `patient`: reading a tensor may wait for its device at any time (a scan). `is_elsewhere` and `mailbox` are the device, for tests without one.
+    `patient`: reading may wait for its device at any time (a scan). `watch_modules`: look at every module's output.
+    `is_elsewhere` and `mailbox` are the device, for tests without one.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Guard:
         on_refused: Callable[[Violation], bool | None],
         on_noticed: Callable[[Violation], None] = lambda _: None,
         patient: bool = False,
+        watch_modules: bool = False,
         is_elsewhere: Callable[[torch.Tensor], bool] = is_on_device,
         mailbox: Mailbox | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class Guard:
         self._plans: dict[tuple[Signature, frozenset[str]], tuple[int, Plan, DeviceChecks]] = {}
         self._usual: dict[tuple[Signature, frozenset[str]], Checked] = {}
         self._readies = Readies()
+        self._watch = ModuleWatch(self._names) if watch_modules else None
         self._batches = 0
         self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
         self._handed: Origin | None = None  # the newest batch that the loop got
@@ -113,6 +116,11 @@ class Guard:
     def not_finite_inside(self) -> Violation | None:
         """The loss of the newest batch is not finite: where in the model that began. Runs its forward once more; the caller keeps the generators."""
         return self._guarded(self._look_inside, None)
+
+    def loss_is_finite(self) -> None:
+        """The newest loss is a number."""
+        if self._watch is not None:
+            self._watch.forget()
 
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
@@ -242,23 +250,13 @@ class Guard:
         violation, warnings = verdict(self._contract, findings, oddities, origin, legal) if findings or oddities else (None, ())
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED
         checked = Checked(
-            batch_id=number,
-            leaves=origin.own,
-            stats=tuple(seen[key].stat(key, tensor) for key, tensor in leaves.items()),
-            violation=violation,
-            warnings=warnings,
+            batch_id=number, leaves=origin.own, stats=tuple(seen[key].stat(key, tensor) for key, tensor in leaves.items()),
+            violation=violation, warnings=warnings,
             needs_trace=bool(leaves) and bool(untaught or findings or failed or plan.unsettled or plan.broken),
-            origin=origin,
-            signature=signature,
-            version=self._version,
-            suspects=tuple(finding.rule for finding in findings),
-            unsettled=(*plan.unsettled, *plan.broken),
-            oddities=tuple(oddities),
-            legal=plan.legal,
-            elsewhere=elsewhere,
-            on_device=on_device,
+            origin=origin, signature=signature, version=self._version, suspects=tuple(finding.rule for finding in findings),
+            unsettled=(*plan.unsettled, *plan.broken), oddities=tuple(oddities), legal=plan.legal, elsewhere=elsewhere, on_device=on_device,
             seen=seen,
-        )
+        )  # fmt: skip
         return checked, seen, news
 
     @property
@@ -339,6 +337,8 @@ class Guard:
 
     def _look_inside(self) -> Violation | None:
         call, origin = self._tracer.call, self._handed
+        if self._watch and (watched := self._watch.found(origin)):
+            return watched
         if call is None or origin is None:
             return None
         with without_modes():

@@ -2,6 +2,7 @@
 
 Owns that replay, on the model's own device. It runs on a deep copy under no_grad, so that nothing of the run is changed (the caller keeps the generators), and
 never goes through a collective: a rank that communicated alone would hang the others.
+Where that copy cannot be made (FSDP, a large model), a launch may ask for every forward of the run itself to be watched (`ModuleWatch`).
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from torch_watchdog_agent.contract.calls import Call
+from torch_watchdog_agent.contract.calls import Call, outermost_module
+from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.where import Origin, flat_to_element
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Sample, Violation
 
-__all__ = ["KIND", "not_finite_inside"]
+__all__ = ["KIND", "ModuleWatch", "not_finite_inside"]
 
 KIND = "activation.not_finite"
 MAX_COPIED_BYTES = 1 << 30
@@ -69,10 +72,9 @@ def _first(model: torch.nn.Module, call: Call, leaves: Mapping[str, torch.Tensor
 
     def watch(path: str, module: torch.nn.Module) -> None:
         def look(_module: Any, args: Any, kwargs: Any, out: Any) -> None:
-            computes = any(True for _ in module.parameters(recurse=False))
-            bad = next((tensor for tensor in _floats(out) if _is_bad(tensor, with_minus_infinity=computes)), None)
-            if bad is not None:
-                found.append(_Finding(path, module, bad, tuple(_floats((args, kwargs)))))
+            finding = _looked_at(path, module, (args, kwargs), out)
+            if finding is not None:
+                found.append(finding)
                 raise _FoundError
 
         module.register_forward_hook(look, with_kwargs=True)
@@ -90,9 +92,48 @@ def _first(model: torch.nn.Module, call: Call, leaves: Mapping[str, torch.Tensor
     return found[0] if found else None
 
 
+def _looked_at(path: str, module: torch.nn.Module, given: Any, out: Any) -> _Finding | None:
+    computes = any(True for _ in module.parameters(recurse=False))
+    bad = next((tensor for tensor in _floats(out) if _is_bad(tensor, with_minus_infinity=computes)), None)
+    return None if bad is None else _Finding(path, module, bad.detach(), tuple(tensor.detach() for tensor in _floats(given)))
+
+
 def _is_bad(tensor: torch.Tensor, *, with_minus_infinity: bool) -> bool:
     """A NaN or an infinity. -inf alone is what masks are made of, where no weights are involved."""
     return bool((tensor.isnan() | (tensor.isinf() if with_minus_infinity else tensor.isposinf())).any())
+
+
+class ModuleWatch:
+    """The outputs of all modules in the run's own forwards, on request: each is waited for, which on a GPU costs a round trip a module.
+
+    Changes nothing of what the modules compute. Not for compiled code, which has no modules left.
+    """
+
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self._first: _Finding | None = None
+        self.close = register_module_forward_hook(self._look).remove
+
+    def forget(self) -> None:
+        """The loss is finite: whatever was not has not reached it."""
+        self._first = None
+
+    def found(self, origin: Origin | None) -> Violation | None:
+        """The first module since the last finite loss whose output was not finite."""
+        return None if self._first is None or origin is None else _violation(self._first, origin)
+
+    def _look(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        if self._first is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            with torch.no_grad(), _disable_current_modes():
+                self._first = _looked_at("", module, args, out)
+                if self._first is not None:
+                    self._first = replace(self._first, path=self._path(module))
+
+    def _path(self, module: torch.nn.Module) -> str:
+        root = outermost_module()
+        if root is not None and self._names.path(module) is None:
+            self._names.learn(root)
+        return self._names.path(module) or ""
 
 
 class _Alone(TorchDispatchMode):  # type: ignore[misc]

@@ -11,6 +11,7 @@ from guard_loop import Loop
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from torch_watchdog_agent.contract.guard import Guard
 from torch_watchdog_proto.messages import Violation
 
 
@@ -181,3 +182,24 @@ def test_a_call_that_takes_more_than_the_batch_is_not_made_again() -> None:
     loop = Loop(model, lambda model, batch: F.mse_loss(model(batch[0] * 0), batch[1]).backward())
     loop.train([rows() for _ in range(2)])
     assert loop.guard.not_finite_inside() is None
+
+
+def test_where_the_forward_cannot_be_made_again_a_watch_of_all_modules_that_was_asked_for_names_the_first() -> None:
+    torch.manual_seed(0)
+    model = Ratio()
+    batch = rows()
+    guard = Guard(say=print, on_refused=lambda _: None, watch_modules=True)
+    assert guard._watch is not None
+    try:
+        guard.model_seen(model)
+        guard.handed_over(guard.fetched(batch, indices=[10, 11, 12], worker=None), batch)
+        model.body(batch[0] / 0.0)  # what came to nothing: the loss below is finite
+        model(batch[0]).sum().backward()
+        guard.loss_is_finite()
+        assert guard.not_finite_inside() is None
+        assert not bool(torch.isfinite(model(batch[0] * 0).sum()))
+        found = guard.not_finite_inside()
+    finally:
+        guard._watch.close()
+    assert found is not None and found.bound is not None and found.batch.sample is not None
+    assert (found.kind, found.bound.module, found.batch.sample.dataset_index) == ("activation.not_finite", "head", 10)

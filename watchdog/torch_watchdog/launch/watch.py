@@ -190,6 +190,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         replay=config.replay,
         device_gate=config.device_gate,
         bundles=config.bundles,
+        watch_modules=config.watch_modules,
     )
 
 
