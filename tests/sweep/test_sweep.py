@@ -12,7 +12,7 @@ import pytest
 SAMPLE = (
     "BertForMaskedLM", "BertForMultipleChoice", "LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "BartForConditionalGeneration",
     "RobertaForSequenceClassification", "LongformerForTokenClassification", "M2M100ForConditionalGeneration", "FSMTForConditionalGeneration",
-    "LayoutLMv3ForTokenClassification", "ViTForImageClassification",
+    "LayoutLMv3ForTokenClassification", "ViTForImageClassification", "SEWForCTC",
 )  # fmt: skip
 CAUGHT = {"held", "refused", "named"}
 
@@ -38,7 +38,7 @@ def test_a_sample_of_the_model_classes_is_guarded() -> None:
     results = swept(list(SAMPLE), jobs=1)
     assert {name: result["why"] for name, result in results.items() if result["status"] != "swept"} == {}
     assert unexplained(results) == []
-    assert all(results[name]["id"]["outcome"] in CAUGHT for name in SAMPLE if name != "ViTForImageClassification")
+    assert all(results[name]["id"]["outcome"] in CAUGHT for name in SAMPLE if name not in ("ViTForImageClassification", "SEWForCTC"))
     assert all(results[name]["label"]["outcome"] in CAUGHT for name in SAMPLE)
     assert {results[name]["position"]["outcome"] for name in ("BertForMaskedLM", "GPT2LMHeadModel")} <= CAUGHT
     assert results["M2M100ForConditionalGeneration"]["position"]["outcome"] == "harmless"

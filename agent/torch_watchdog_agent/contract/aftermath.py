@@ -15,7 +15,7 @@ import torch
 from torch_watchdog_agent.contract.kinds import offending
 from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import Resolve, replayed
-from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.contract.rules import LOOKED_AT, Rule
 from torch_watchdog_agent.contract.sizes import Reading, Shapes, Size, readings_say
 from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
@@ -40,12 +40,15 @@ def _files(traceback: TracebackType | None) -> Sequence[str]:
     return files
 
 
-def suspected(rules: Sequence[Rule], origin: Origin, shapes: Shapes, error: BaseException) -> tuple[Finding, Resolve] | None:
-    """The first rule of the file that raised which the batch breaks by the plainest reading of its sizes."""
+def suspected(
+    alarmed: Sequence[Rule], unsettled: Sequence[Rule], origin: Origin, shapes: Shapes, error: BaseException
+) -> tuple[Finding, Resolve] | None:
+    """The first rule which the batch breaks by the plainest reading of its sizes: one of the file that raised, or one that had nothing against it."""
     files = set(_files(error.__traceback__))
     resolve = _plainest(shapes)
-    for rule in sorted(rules, key=lambda one: one.order):
-        if rule.place.source.rpartition(":")[0] in files:
+    for rule in sorted((*alarmed, *unsettled), key=lambda one: one.order):
+        certain = rule in alarmed and rule.doubt in (None, LOOKED_AT)  # the program looked at the data, and did not like it either
+        if certain or rule.place.source.rpartition(":")[0] in files:
             finding = _broken(rule, origin, resolve)
             if finding is not None:
                 return finding, resolve

@@ -13,7 +13,7 @@ from torch_watchdog_agent.contract.sizes import Size
 
 __all__ = ["element_ids"]
 
-_BY_INDEX = {"index", "gather", "index_select"}
+_BY_INDEX = {"index", "gather", "index_select", "masked_select"}
 NOWHERE = -1
 
 

@@ -154,8 +154,7 @@ class Tracer:
         if not is_of_the_forward(error) or isinstance(error, BadBatchError):
             return None
         for flight in self.flights.values():
-            doubted = [*flight.suspects, *flight.unsettled]
-            found = suspected(doubted, flight.origin, flight.lesson.shapes, error)
+            found = suspected(flight.suspects, flight.unsettled, flight.origin, flight.lesson.shapes, error)
             if found is not None:
                 return violation_of(found[0], flight.origin, found[1])
         return None
