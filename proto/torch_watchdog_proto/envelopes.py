@@ -117,7 +117,10 @@ ControlUp: TypeAlias = ControlHello | RankSaid | RankLost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """The newest that is known of one rank. `last_seen_s` is seconds since the epoch; `alive` is False once its process is gone."""
+    """The newest that is known of one rank. `last_seen_s` is seconds since the epoch; `alive` is False once its process is gone.
+
+    Steps count from 0 in each launch. `updates_applied` counts on from the checkpoint that a launch resumed; `began_at_update` is what it held.
+    """
 
     rank: int
     node: str
@@ -128,6 +131,8 @@ class RankStatus:
     loss: float | None = None
     step_time_s: float | None = None
     last_seen_s: float | None = None
+    updates_applied: int | None = None
+    began_at_update: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ One base class, fields and not only text. Bugs stay AssertionError or TypeError 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = [
@@ -98,11 +99,16 @@ class NoTokenError(WatchdogError):
         self.address = address
 
 
+def _some(names: Sequence[str], most: int = 10) -> str:
+    """Never a part of them as if it were all."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+
+
 class UnknownJobError(WatchdogError):
     """No job of that name, in the daemon or on disk."""
 
     def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
-        names = ", ".join(known[:10]) or "none"
+        names = _some(known)
         super().__init__(f"there is no job {job!r} here (known: {names}): see `watchdog jobs`, or pass the --dir that the launch was given")
         self.job, self.known = job, known
 

@@ -546,6 +546,63 @@ def test_the_status_shows_each_ranks_newest_step_loss_and_time() -> None:
     assert [(r.last_step, r.loss, r.step_time_s, r.phase) for r in ranks] == [(1, 0.5, 2.0, "train"), (0, 2.0, 2.0, "end")]
 
 
+def resumed_steps(rank: int, first: int, losses: Iterable[float], *, began: int) -> m.StepBlock:
+    block = steps(rank, first, losses)
+    return replace(block, updates_applied=tuple(began + step + 1 for step in block.step))
+
+
+def test_the_status_of_a_resumed_rank_counts_updates_on() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(resumed_steps(0, 0, [1.0, 0.5], began=23), steps(1, 0, [2.0]))
+    run.report(resumed_steps(0, 2, [0.4], began=23))
+    assert [(r.last_step, r.updates_applied, r.began_at_update) for r in run.job.status().ranks] == [(2, 26, 23), (0, None, None)]
+
+
+def test_an_incident_of_a_resumed_launch_names_the_updates_before_its_step() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(resumed_steps(0, 0, [1.0] * 5, began=23), resumed_steps(1, 0, [1.0] * 5, began=23))
+    stop_at(run, 5)
+    assert [(found["step"], found["framework_step"]) for found in run.incidents] == [(5, 28)]
+    jsonschema.validate(run.incidents[0], json.loads(SCHEMA.read_text()))
+
+
+def test_an_incident_that_is_found_before_the_first_report_names_them_at_the_end() -> None:
+    run = Run()
+    run.hello(0, 1)
+    stop_at(run, 2)
+    assert run.incidents[0]["framework_step"] is None
+    run.report(resumed_steps(1, 0, [1.0] * 2, began=23))
+    run.end(65)
+    assert run.incidents[0]["framework_step"] == 25
+
+
+def test_a_launch_that_resumed_nothing_names_steps_alone() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(resumed_steps(1, 0, [1.0] * 5, began=0))
+    stop_at(run, 5)
+    assert run.incidents[0]["framework_step"] is None
+
+
+def test_a_loss_that_is_no_number_in_a_resumed_launch_names_the_checkpoint_of_its_own_run_that_is_older() -> None:
+    """Its step counts from 0, the checkpoint's updates do not."""
+    run = Run(policy="stop")
+    run.hello(0, 1)
+    run.handle(OrderRequested(kind="order.checkpoint", by="somebody", reason=""))
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=1, passed=1))
+    for rank in (0, 1):
+        run.say(m.Saved(rank=rank, generation=1, updates_applied=25, path="runs/job/checkpoints/step-25", format="callback"))
+    run.say(m.Committed(rank=0, generation=1))
+    run.report(resumed_steps(0, 0, [1.0] * 4, began=23), resumed_steps(1, 0, [1.0] * 4, began=23))
+    run.report(resumed_steps(0, 4, [math.nan], began=23), resumed_steps(1, 4, [1.0], began=23))
+    run.wait(5)
+    found = next(one for one in run.incidents if one["kind"] == "loss.not_finite")
+    assert found["framework_step"] == 27 and "resume from runs/job/checkpoints/step-25" in found["fix"]
+
+
 def test_the_status_of_an_ended_job_shows_the_commands_own_exit_code_where_the_watchdog_decided_none() -> None:
     run = Run()
     run.hello(0, 1)

@@ -12,6 +12,7 @@ from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.summary import JobEnd, end_of
 
 START = JobStart(
+    folder="/here",
     job="train-1",
     session="abc",
     command=("torchrun", "train.py"),
@@ -60,7 +61,7 @@ def test_the_end_keeps_the_start_and_adds_how_it_ended() -> None:
 
 
 def test_the_last_words_can_be_said_again_from_the_record() -> None:
-    assert end_of(ended(), PurePath("/runs/train-1"), here="/runs", quarantine=None) == END
+    assert end_of(ended(), PurePath("/runs/train-1"), here="/runs", quarantine=None) == replace(END, folder="/here")
 
 
 def test_a_launch_that_did_not_come_to_its_end_has_no_last_words() -> None:

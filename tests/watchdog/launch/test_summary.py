@@ -44,6 +44,28 @@ INCIDENT: dict[str, Any] = {
 }
 
 
+def test_the_line_that_resumes_works_from_another_folder_too() -> None:
+    """The script and the options were typed in the launch's folder: whoever stands elsewhere goes there first."""
+    away = replace(END, here="/home/b", folder="/home/a", quarantine="/home/a/watchdog_runs/train-1/quarantine.jsonl")
+    lines = dict(line.strip().split(maxsplit=1) for line in summarise([INCIDENT], away)[1:])
+    assert lines["resume"].startswith(
+        "cd /home/a && watchdog --policy stop --quarantine watchdog_runs/train-1/quarantine.jsonl --resume watchdog_runs"
+    )
+    assert lines["saved"].startswith("/home/a/watchdog_runs/") and lines["more"] == "watchdog timeline /home/a/watchdog_runs/train-1"
+    assert summarise([INCIDENT], replace(END, folder=END.here)) == summarise([INCIDENT], END)
+
+
+def test_a_resumed_launch_tells_the_updates_that_it_went_on_with() -> None:
+    end = replace(END, exit_code=0, stopped_by_us=False, steps=36, began_at_update=23, updates=59)
+    assert summarise([], end) == ["job train-1: 2 ranks, 36 steps (updates 24 to 59), nothing found (exit code 0)"]
+
+
+def test_floats_are_told_with_as_many_digits_as_anybody_reads() -> None:
+    batch = {"key": "chance", "element": [1], "value": 1.0000001192092896}
+    assert what_offends({"batch": batch, "bound": {"low": 0.0, "high": 0.30000001192092896}}) == "chance[1] = 1, allowed 0.0..0.3"
+    assert what_offends({"batch": batch | {"value": 255.0}, "bound": None}) == "chance[1] = 255.0"
+
+
 def test_a_stop_names_who_what_where_why_and_what_to_type_next() -> None:
     assert summarise([INCIDENT], END) == [
         "job train-1 stopped before the bad batch was used: batch.index_out_of_range (exit code 65)",

@@ -49,32 +49,32 @@ def rendered(blocks: list[StepBlock], incidents: tuple[dict[str, Any], ...] = ()
 
 def test_a_strip_shows_each_rank_its_losses_and_its_step_time() -> None:
     lines = rendered([block(0, range(6)), block(1, range(6), vetoed=(False,) * 5 + (True,))], (INCIDENT,))
-    assert lines[0] == "job train-1, 2 ranks, 12 s, exit code 65 (stopped)"
-    assert lines[1] == "rank 0  |......                              | 6 steps loss 2>1.5 10 ms"
-    assert lines[2] == "rank 1  |.....X                              | 6 steps loss 2>1.5 10 ms"
+    assert lines[:2] == ["job train-1, 2 ranks, 6 steps, 12 s", "exit code 65 (stopped)"]
+    assert lines[2] == "rank 0  |......              | 6 steps, loss 2 to 1.5, 10 ms"
+    assert lines[3] == "rank 1  |.....X              | 6 steps, loss 2 to 1.5, 10 ms"
     assert lines[-2:] == ["X 00:00:05Z batch.index_out_of_range: rank 1, step 5", "    input_ids[2,7] is 70"]
 
 
 def test_an_update_that_was_skipped_is_marked() -> None:
-    assert "|..v..." in rendered([block(0, range(6), vetoed=tuple(step == 2 for step in range(6)))])[1]
+    assert "|..v..." in rendered([block(0, range(6), vetoed=tuple(step == 2 for step in range(6)))])[2]
 
 
 def test_a_step_that_took_twice_the_median_is_marked_slow() -> None:
     times = tuple(50_000_000 if step == 3 else 10_000_000 for step in range(6))
-    assert "|...~.." in rendered([block(0, range(6), step_ns=times)])[1]
+    assert "|...~.." in rendered([block(0, range(6), step_ns=times)])[2]
 
 
 def test_a_rank_that_stopped_early_shows_nothing_where_the_others_went_on() -> None:
-    assert "|..... " in rendered([block(0, range(9)), block(1, range(5))])[2]
+    assert "|..... " in rendered([block(0, range(9)), block(1, range(5))])[3]
 
 
 def test_the_faulty_step_is_shown_though_it_never_ended() -> None:
-    assert "|.....X " in rendered([block(0, range(5)), block(1, range(5))], (INCIDENT,))[2]
+    assert "|.....X " in rendered([block(0, range(5)), block(1, range(5))], (INCIDENT,))[3]
 
 
 def test_two_attempts_of_one_rank_are_two_strips() -> None:
     lines = rendered([block(0, range(4)), block(0, range(2), attempt=1)])
-    assert lines[1].startswith("rank 0.0 |....") and lines[2].startswith("rank 0.1 |..  ")
+    assert lines[2].startswith("rank 0.0 |....") and lines[3].startswith("rank 0.1 |..  ")
 
 
 def test_the_loss_of_a_step_is_the_mean_of_its_batches_and_evaluation_is_left_out() -> None:
@@ -102,7 +102,7 @@ def test_a_block_whose_columns_are_not_of_one_length_does_not_cost_the_rest() ->
 
 
 def test_a_job_without_a_step_says_so() -> None:
-    assert rendered([])[1] == "no rank has reported a step"
+    assert rendered([])[2] == "no rank has reported a step"
 
 
 def test_a_loss_that_is_no_number_stays_valid_json() -> None:
@@ -114,7 +114,7 @@ def test_a_loss_that_is_no_number_stays_valid_json() -> None:
 def test_no_strip_is_wider_than_80_columns(ranks: list[tuple[int, int, int]], step: int) -> None:
     blocks = [block(rank, range(first, first + count), first_loss=-1234.5678) for rank, first, count in ranks]
     lines = rendered(blocks, ({**INCIDENT, "step": step, "origin": {"rank": ranks[0][0]}},))
-    assert max(map(len, lines[1 : 1 + len({rank for rank, *_ in ranks})])) <= 80
+    assert max(map(len, lines[2 : 2 + len({rank for rank, *_ in ranks})])) <= 80
 
 
 def test_a_long_sentence_is_folded_between_words_below_its_own_label() -> None:

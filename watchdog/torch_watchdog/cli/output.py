@@ -21,9 +21,9 @@ from rich.text import Text
 from torch_watchdog.cli.source import JobLook
 from torch_watchdog.errors import OutputError
 from torch_watchdog.launch.summary import one_line
-from torch_watchdog.report.text import Line, folded, plain
+from torch_watchdog.report.text import WIDTH, Line, folded, plain
 
-__all__ = ["new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table", "print_text"]
+__all__ = ["line_width", "new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table", "print_text"]
 
 PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 
@@ -31,6 +31,11 @@ PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 def _console(**options: Any) -> Console:
     """Without colour it has no other styles either: bold is an escape sequence, too."""
     return Console(highlight=False, markup=False, emoji=False, **({"color_system": None} if os.environ.get("NO_COLOR") else {}) | options)
+
+
+def line_width() -> int:
+    """Of a drawing: a terminal's, else what fits everywhere."""
+    return max(60, _console().width) if sys.stdout.isatty() else WIDTH
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:

@@ -42,7 +42,7 @@ def command(
     """Write what happened to a job as one page that needs no server and no network (the newest job where none is named)."""
     config = settings(context)
     look = find_job(job, directory=config.directory, daemon=config.daemon)
-    history, folder, last_words = look.history(None), look.folder(), look.last_words()
+    history, folder, last_words = look.history(None), look.folder(), look.last_words(elsewhere=True)
     evidence = Evidence() if folder is None else gather(folder, history, decoder_of(tokenizer) if tokenizer is not None else None)
     if as_json:
         print_json(_as_json(history, evidence, last_words))

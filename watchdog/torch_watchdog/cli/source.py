@@ -43,8 +43,8 @@ class JobLook(Protocol):
     def folder(self) -> Path | None:
         """Its run directory, where that can be seen from here."""
 
-    def last_words(self) -> Sequence[str]:
-        """What its launch said at its end, for a person who stands here now; nothing where that is not known."""
+    def last_words(self, *, elsewhere: bool = False) -> Sequence[str]:
+        """What its launch said at its end, for a person who stands here now, or anywhere; nothing where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class DiskJob:
     def folder(self) -> Path | None:
         return self.directory.root
 
-    def last_words(self) -> Sequence[str]:
-        return _last_words(self.record(), self.directory, self.incidents())
+    def last_words(self, *, elsewhere: bool = False) -> Sequence[str]:
+        return _last_words(self.record(), self.directory, self.incidents(), elsewhere=elsewhere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class DaemonJob:
         root = Path(self.status().run_dir)
         return root if RunDirectory(root).job_file.is_file() else None
 
-    def last_words(self) -> Sequence[str]:
+    def last_words(self, *, elsewhere: bool = False) -> Sequence[str]:  # noqa: ARG002 - as the others
         return ()
 
 
@@ -156,13 +156,15 @@ class CentralJob(DaemonJob):
     def folder(self) -> Path | None:
         return self.directory.root
 
-    def last_words(self) -> Sequence[str]:
-        return _last_words(self.record(), self.directory, self.incidents())
+    def last_words(self, *, elsewhere: bool = False) -> Sequence[str]:
+        return _last_words(self.record(), self.directory, self.incidents(), elsewhere=elsewhere)
 
 
-def _last_words(record: Mapping[str, Any], directory: RunDirectory, incidents: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+def _last_words(
+    record: Mapping[str, Any], directory: RunDirectory, incidents: Sequence[Mapping[str, Any]], *, elsewhere: bool
+) -> Sequence[str]:
     quarantine = directory.quarantine_file
-    end = end_of(record, directory.root, here=here(), quarantine=str(quarantine) if quarantine.exists() else None)
+    end = end_of(record, directory.root, here="" if elsewhere else here(), quarantine=str(quarantine) if quarantine.exists() else None)
     return () if end is None else summarise(incidents, end)
 
 
@@ -345,6 +347,8 @@ def _rank_status(track: RankTrack, record: Mapping[str, Any]) -> RankStatus:
         loss=track.loss[max(track.loss)] if track.loss else None,
         step_time_s=track.median_step_s,
         last_seen_s=track.time_ns[steps[-1]] / 1e9 if steps else None,
+        updates_applied=track.updates.get(steps[-1]) if steps else None,
+        began_at_update=track.began_at_update,
     )
 
 

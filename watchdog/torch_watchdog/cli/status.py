@@ -39,7 +39,9 @@ def command(context: click.Context, /, job: str | None, watch: bool, as_json: bo
         return
     print_facts(_facts(found))
     print_table(
-        ("rank", "node", "phase", "alive", "step", "loss", "step time"), [_row(rank) for rank in found.ranks], empty="no rank has reported"
+        ("rank", "node", "phase", "alive", "step", "updates", "loss", "step time"),
+        [_row(rank) for rank in found.ranks],
+        empty="no rank has reported",
     )
     print_last_words(look)
 
@@ -80,4 +82,4 @@ def _state(job: JobStatus) -> str:
 def _row(rank: RankStatus) -> tuple[object, ...]:
     loss = "" if rank.loss is None else f"{rank.loss:.4g}"
     step_time = "" if rank.step_time_s is None else f"{rank.step_time_s * 1000:.3g} ms"
-    return rank.rank, rank.node, rank.phase, "yes" if rank.alive else "no", rank.last_step, loss, step_time
+    return rank.rank, rank.node, rank.phase, "yes" if rank.alive else "no", rank.last_step, rank.updates_applied, loss, step_time

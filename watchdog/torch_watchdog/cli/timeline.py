@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
-from torch_watchdog.cli.output import new_file, print_json, print_last_words, print_lines
+from torch_watchdog.cli.output import line_width, new_file, print_json, print_last_words, print_lines
 from torch_watchdog.cli.source import JobLook, find_job
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.errors import UnknownRankError
@@ -59,7 +59,7 @@ def command(
     elif as_json:
         print_json({"job": history.name, "ranks": [track_as_json(track) for track in history.tracks], "incidents": list(history.incidents)})
     else:
-        print_lines(render_timeline(history.record, history.tracks, history.incidents))
+        print_lines(render_timeline(history.record, history.tracks, history.incidents, width=line_width()))
         print_last_words(look)
 
 

@@ -128,11 +128,12 @@ class Casebook:
 
     def _with_way_back(self, found: Incident) -> Incident:
         """From where to go on: parameters may be NaN by now."""
-        step = found["step"]
+        before = found.get("framework_step")
+        step = found["step"] if before is None else before  # a checkpoint counts the updates of all launches, a step those of this one
         good = [one["action"]["checkpoint"] for one in self._incidents.values() if _is_good(one["action"]["checkpoint"])]
         newest = max((one for one in good if one["updates_applied"] <= step), key=lambda one: one["updates_applied"], default=None)
         way = (
-            f"this run has made no checkpoint that is known to be finite: resume from one of your own, from before step {step}"
+            f"this run has made no checkpoint that is known to be finite: resume from one of your own, from before step {found['step']}"
             if newest is None
             else f"resume from {newest['path']}, the newest checkpoint that is finite ({newest['updates_applied']} updates)"
         )
@@ -176,12 +177,14 @@ class Casebook:
         """Whether this attempt met a bad batch that a rank did not take."""
         return bool(self._prevented())
 
-    def ended(self, exit_code: int | None) -> Sequence[Incident]:
+    def ended(self, exit_code: int | None, ranks: Ranks) -> Sequence[Incident]:
         """The command has ended on all nodes: nothing fires any more; bad batches that had no order of their own name the code of ours, too."""
         prevented = self._prevented() if exit_code is not None else []
         changed = []
         for found in self._incidents.values():
             told = found | {"status": "resolved"}
+            if found["attempt"] == self._attempt and found.get("framework_step") is None:  # found before the first steps were reported
+                told |= {"framework_step": _framework_step(ranks, found["origin"]["rank"], found["step"])}
             if found in prevented and found["action"]["exit_code"] is None:
                 told |= {"action": found["action"] | {"exit_code": exit_code}}
             if told != found:
@@ -243,11 +246,22 @@ class Casebook:
         return build.Place(
             incident_id=str(max((int(number) for number in self._incidents), default=0) + 1), job=self._job, attempt=self._attempt,
             policy=policy, time_s=now, origin=origin, step=step, micro_step=micro_step, ranks_affected=affected,
+            framework_step=_framework_step(ranks, rank, step),
         )  # fmt: skip
 
     def _keep(self, found: Incident) -> Incident:
         self._incidents[found["id"]] = found
         return found
+
+
+def _framework_step(ranks: Ranks, rank: int | None, step: int | None) -> int | None:
+    """The updates before the step, which a loop and its checkpoints count, where they are not the step's own number: in a launch that resumed one.
+
+    By the rank that it began at; by any where it is no single rank's.
+    """
+    known = ranks.get(rank) if rank is not None else next(iter(ranks.values()), None)
+    before = None if known is None else known.updates_before(step)
+    return None if before == step else before
 
 
 def _is_good(checkpoint: Mapping[str, Any] | None) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "from_violation",
     "incident",
     "is_order",
+    "number",
     "rescued",
     "summary_of",
     "with_affected",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
+_LONG_FLOAT = 8  # digits and all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which job, where in it, and when."""
+    """Which job, where in it, and when. `framework_step`: the updates that the model had when the step began, where that is another number."""
 
     incident_id: str
     job: str
@@ -57,6 +59,7 @@ class Place:
     origin: Origin
     step: int | None = None
     micro_step: int | None = None
+    framework_step: int | None = None
     ranks_affected: Sequence[int] = ()
 
 
@@ -111,6 +114,7 @@ def incident(
         "origin": origin,
         "step": place.step,
         "micro_step": place.micro_step,
+        "framework_step": place.framework_step,
         "summary": summary,
         "cause": cause,
         "fix": fix,
@@ -199,10 +203,15 @@ def summary_of(violation: Violation, place: Place) -> str:
 
 def _offender(batch: BatchFact) -> str:
     element = ",".join(map(str, batch.element or ()))
-    text = f"{batch.key}[{element}] is {batch.value}"
+    text = f"{batch.key}[{element}] is {number(batch.value)}"
     if batch.derived is not None:
-        text += f", so {batch.derived.expression} is {batch.derived.value}"
+        text += f", so {batch.derived.expression} is {number(batch.derived.value)}"
     return text
+
+
+def number(value: object) -> str:
+    """Ids as they are; of a float as many digits as anybody reads."""
+    return f"{value:.6g}" if isinstance(value, float) and len(repr(value)) > _LONG_FLOAT else str(value)
 
 
 def _allowed(bound: BoundFact) -> str:
@@ -210,7 +219,7 @@ def _allowed(bound: BoundFact) -> str:
     if bound.low is None and bound.high is None:
         allowed = ""
     else:
-        allowed = f", allowed {'' if bound.low is None else bound.low}..{'' if bound.high is None else bound.high}"
+        allowed = f", allowed {'' if bound.low is None else number(bound.low)}..{'' if bound.high is None else number(bound.high)}"
     if bound.ignored:
         allowed += " or " + ", ".join(map(str, bound.ignored))
     return f"{allowed} ({by})" if by else allowed

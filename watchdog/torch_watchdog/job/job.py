@@ -341,7 +341,7 @@ class Job:
                 effects += self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
         self._failures.command_ended(event.goodbye.exit_code, event.goodbye.signal)
         effects += self._judge(now, at_end=self._all_left())
-        changed = self._casebook.ended(self._exit_code()) if self.state == "ended" else ()
+        changed = self._casebook.ended(self._exit_code(), self._ranks) if self.state == "ended" else ()
         return (*effects, *(WriteIncident(incident=incident, contract_of_rank=None) for incident in changed))
 
     def _on_requested(self, event: OrderRequested, now: float) -> tuple[Effect, ...]:

@@ -15,7 +15,10 @@ __all__ = ["RankState"]
 
 @dataclass(slots=True, kw_only=True)
 class RankState:
-    """`seen_step`: the newest step of which a batch was reported; `last_step`: the newest that passed its gate."""
+    """`seen_step`: the newest step of which a batch was reported; `last_step`: the newest that passed its gate.
+
+    `updates_applied` counts on from the checkpoint that the launch resumed, `began_at_update` is what that held: known where the first step was seen.
+    """
 
     rank: int
     node: str
@@ -30,6 +33,8 @@ class RankState:
     loss: float | None = None
     step_time_s: float | None = None
     last_seen_s: float | None = None
+    updates_applied: int | None = None
+    began_at_update: int | None = None
 
     def hear(self, message: RankMessage, now: float) -> None:
         """A control message is a sign of life, and tells the phase."""
@@ -50,6 +55,7 @@ class RankState:
         """What one block says of the rank. The order of blocks is that of the ring."""
         self.last_seen_s = now
         if block.step:
+            self._count_updates(block)
             self.last_step = max(block.step)
             self.phase = self.phase if self.phase == "end" else "train"  # whatever it answered last: it has passed a gate since
         if block.step_ns:
@@ -61,11 +67,27 @@ class RankState:
         elif any(block.loss_known):
             self.loss = next(loss for loss, known in zip(reversed(block.loss), reversed(block.loss_known), strict=True) if known)
 
+    def _count_updates(self, block: StepBlock) -> None:
+        if len(block.updates_applied) != len(block.step):  # an older version did not count them
+            return
+        first_vetoed = bool(block.vetoed) and block.vetoed[0]
+        if block.step[0] == 0:
+            self.began_at_update = block.updates_applied[0] - (not first_vetoed)
+        self.updates_applied = block.updates_applied[-1]
+
+    def updates_before(self, step: int | None) -> int | None:
+        """How many updates the model had when that step began, a step that is not far from the newest."""
+        if step is None or self.began_at_update is None or self.updates_applied is None or self.last_step is None:
+            return None
+        vetoed = self.began_at_update + self.last_step + 1 - self.updates_applied
+        return self.began_at_update + step - (vetoed if step > self.last_step else 0)
+
     def gone(self) -> None:
         self.alive, self.phase = False, "end"
 
     def status(self) -> RankStatus:
         return RankStatus(
             rank=self.rank, node=self.node, pid=self.pid, phase=self.phase, alive=self.alive, last_step=self.last_step, loss=self.loss,
-            step_time_s=self.step_time_s, last_seen_s=self.last_seen_s,
+            step_time_s=self.step_time_s, last_seen_s=self.last_seen_s, updates_applied=self.updates_applied,
+            began_at_update=self.began_at_update,
         )  # fmt: skip

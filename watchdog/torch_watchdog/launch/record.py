@@ -19,7 +19,7 @@ __all__ = ["JobStart", "at_end", "at_start"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
     """`daemon` is where a live job answers on its own machine, `network` where it does from others;
-    `session` tells whether what answers there is this launch; `slurm_job_id` is None outside of Slurm.
+    `session` tells whether what answers there is this launch; `folder` is where the command was typed; `slurm_job_id` is None outside of Slurm.
     """
 
     job: str
@@ -35,6 +35,7 @@ class JobStart:
     versions: Mapping[str, str]
     resume: str | None
     started: datetime
+    folder: str
     slurm_job_id: str | None = None
 
 
@@ -44,6 +45,7 @@ def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any
         "job": start.job,
         "session": start.session,
         "command": list(start.command),
+        "folder": start.folder,
         "options": list(start.options),
         "policy": start.policy,
         "daemon": start.daemon,

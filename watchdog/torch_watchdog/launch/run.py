@@ -147,6 +147,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
 def _tell_end(watch: Watch, status: int, options: Sequence[str], outcome: JobOutcome, exit_code: int, *, stopped: bool) -> None:
     last = watch.last_status()
     reported = len(last.ranks) if last else watch.ranks_heard()
+    ranks = last.ranks if last else ()
     end = JobEnd(
         job=watch.job,
         run_dir=str(watch.directory.root) if watch.joined is None else watch.joined.run_dir,
@@ -155,7 +156,9 @@ def _tell_end(watch: Watch, status: int, options: Sequence[str], outcome: JobOut
         stopped_by_us=stopped,
         ranks_reported=reported,
         ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
-        steps=max((rank.last_step + 1 for rank in last.ranks if rank.last_step is not None), default=0) if last else 0,
+        steps=max((rank.last_step + 1 for rank in ranks if rank.last_step is not None), default=0),
+        began_at_update=next((rank.began_at_update for rank in ranks if rank.began_at_update is not None), None),
+        updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
         told=last is not None,
         options=tuple(options),
         command=watch.plan.command,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from torch_watchdog.job.incident import is_order
+from torch_watchdog.job.incident import is_order, number
 from torch_watchdog.launch.plan import resume_command
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "count",
     "end_of",
     "one_line",
+    "steps_told",
     "summarise",
     "what_offends",
     "who",
@@ -30,13 +31,23 @@ __all__ = [
 
 Incident = Mapping[str, Any]
 
-END_FIELDS = ("stopped_by_us", "ranks_expected", "steps", "told", "unused_resume")  # of a JobEnd, under `end` in job.json
+END_FIELDS = (
+    "stopped_by_us",
+    "ranks_expected",
+    "steps",
+    "began_at_update",
+    "updates",
+    "told",
+    "unused_resume",
+)  # of a JobEnd, under `end` in job.json
 _SEVERITIES = ("critical", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a launch ended. `options` are ours as they were given, before the wrapped `command`; below `here` a person types relative paths."""
+    """How a launch ended. `options` are ours as they were given, before the wrapped `command`, in `folder`; a person stands in `here`,
+    below which paths are relative.
+    """
 
     job: str
     run_dir: str
@@ -45,10 +56,13 @@ class JobEnd:
     ranks_reported: int
     ranks_expected: int | None = None
     steps: int = 0
+    began_at_update: int | None = None  # what the checkpoint held that was resumed; both None where nobody recorded it
+    updates: int | None = None
     told: bool = True  # False where the daemon did not answer at the end
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     here: str = "/"
+    folder: str | None = None  # None: here
     unused_resume: str | None = None  # --resume was given and no rank took it
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
@@ -68,6 +82,7 @@ def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantin
         ranks_reported=record.get("ranks_reported") or 0,
         options=tuple(record.get("options") or ()),
         command=tuple(record.get("command") or ()),
+        folder=record.get("folder") or None,
         here=here,
         quarantine=quarantine,
         **told,
@@ -80,7 +95,8 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         return _nobody_reported(end)
     first = first_to_tell(incidents)
     if first is None or _is_only_asked_for(first, end):
-        found = f"{count(end.steps, 'step')}, nothing found" if end.told else "what was found is not known"
+        steps = steps_told(end.steps, began=end.began_at_update, updates=end.updates)
+        found = f"{steps}, nothing found" if end.told else "what was found is not known"
         lines = [f"job {end.job}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"]
     elif end.recorded_by:
         lines = [_headline(first, end)]
@@ -162,13 +178,19 @@ def who(incident: Incident) -> str:
     rank = (incident.get("origin") or {}).get("rank")
     parts = ["no single rank" if rank is None else f"rank {rank}"]
     if incident.get("step") is not None:
-        parts.append(f"step {incident['step']}")
+        parts.append(f"step {incident['step']}{_after(incident)}")
     sample = (incident.get("batch") or {}).get("sample") or {}
     if sample.get("dataset_index") is not None:
         parts.append(f"dataset sample {sample['dataset_index']}")
     if sample.get("position_in_batch") is not None:
         parts.append(f"position {sample['position_in_batch']} in the batch")
     return ", ".join(parts)
+
+
+def _after(incident: Incident) -> str:
+    """The step counts from 0 in this launch: where the model has had another number of updates, that is told."""
+    before = incident.get("framework_step")
+    return "" if before is None else f" (after {count(before, 'update')})"
 
 
 def what_offends(incident: Incident) -> str:
@@ -178,10 +200,10 @@ def what_offends(incident: Incident) -> str:
     where = "" if element is None else "[" + ",".join(str(index) for index in element) + "]"
     text = f"{batch.get('key', '')}{where}"
     if batch.get("value") is not None:
-        text += f" = {batch['value']}"
+        text += f" = {number(batch['value'])}"
     derived = batch.get("derived") or {}
     if derived.get("expression"):
-        text += f", from which {derived['expression']} = {derived.get('value')}"
+        text += f", from which {derived['expression']} = {number(derived.get('value'))}"
     allowed = allowed_range(bound)
     if allowed:
         text += f", allowed {allowed}"
@@ -195,9 +217,9 @@ def allowed_range(bound: Mapping[str, Any]) -> str:
     low, high = bound.get("low"), bound.get("high")
     if low is None and high is None:
         return ""
-    text = f"{'' if low is None else low}..{'' if high is None else high}"
+    text = f"{'' if low is None else number(low)}..{'' if high is None else number(high)}"
     ignored = bound.get("ignored") or ()
-    return f"{text} or {', '.join(str(value) for value in ignored)} (ignored)" if ignored else text
+    return f"{text} or {', '.join(number(value) for value in ignored)} (ignored)" if ignored else text
 
 
 def _where(bound: Mapping[str, Any], here: str) -> str:
@@ -216,9 +238,9 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
     elif end.stopped_by_us:
         lines.append("  saved  no checkpoint was written")
         if end.quarantine:
-            lines.append("  again  " + shlex.join(("watchdog", *_options(end), *end.command)))
+            lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
     if path and checkpoint.get("committed"):
-        lines += _resume_lines(checkpoint.get("format") or "dcp", path, end)
+        lines += _resume_lines(checkpoint.get("format") or "dcp", as_typed(checkpoint["path"], _folder(end)), end)
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")
@@ -234,16 +256,26 @@ def _resume_lines(form: str, path: str, end: JobEnd) -> list[str]:
         "callback": f'your own loading of {path}, then restore(model=None, loader=..., path="{path}")',
     }
     if form not in calls:
-        return ["  resume " + shlex.join(resume_command(options, end.command, path))]
+        return ["  resume " + _to_type(resume_command(options, end.command, path), end)]
     return [
-        "  resume " + shlex.join(("watchdog", *options, *end.command)),
+        "  resume " + _to_type(("watchdog", *options, *end.command), end),
         f"  call   {calls[form]}, in the script: nothing else resumes it",
     ]
 
 
 def _options(end: JobEnd) -> tuple[str, ...]:
     """With what was left out, so that the same sample does not stop the next run, too."""
-    return (*end.options, "--quarantine", as_typed(end.quarantine, end.here)) if end.quarantine else end.options
+    return (*end.options, "--quarantine", as_typed(end.quarantine, _folder(end))) if end.quarantine else end.options
+
+
+def _to_type(words: Sequence[str], end: JobEnd) -> str:
+    """The script and the files that the command names are found from where it was typed: whoever stands elsewhere goes there first."""
+    line = shlex.join(words)
+    return line if _folder(end) == end.here else f"cd {shlex.quote(_folder(end))} && {line}"
+
+
+def _folder(end: JobEnd) -> str:
+    return end.folder or end.here
 
 
 def as_typed(path: str, here: str) -> str:
@@ -259,6 +291,16 @@ def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
     if not checkpoint.get("committed"):
         return f"{applied}, not complete: do not use it"
     return f"{applied}, verified" if checkpoint.get("finite", True) else f"{applied}, holds values that are not finite"
+
+
+def steps_told(steps: int, *, began: int | None, updates: int | None) -> str:
+    """`24 steps (23 updates)`; of a resumed launch, whose steps count from 0 again, `36 steps (updates 24 to 59)`."""
+    words = count(steps, "step")
+    if began is None or updates is None:
+        return words
+    if began and updates == began:
+        return f"{words} (no update after the {began} that it began with)"
+    return f"{words} (updates {began + 1} to {updates})" if began else f"{words} ({count(updates, 'update')})"
 
 
 def count(number: int, noun: str) -> str:

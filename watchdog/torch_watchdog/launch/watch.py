@@ -20,7 +20,7 @@ from typing import Any
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import WatchdogError
-from torch_watchdog.launch.places import open_ring_dir, open_runtime_dir
+from torch_watchdog.launch.places import here, open_ring_dir, open_runtime_dir
 from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_solo, plan_launch
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
@@ -199,6 +199,7 @@ def _job_start(seat: Seat, node: NodeConfig, options: Sequence[str]) -> JobStart
         job=node.job,
         session=node.session,
         command=node.command,
+        folder=here(),
         options=tuple(options),
         policy=node.policy,
         daemon=node.daemon,

@@ -1,6 +1,7 @@
 """Two jobs, or two attempts of one, side by side: what differs, and the step from which on they do.
 
-Pure: histories in, figures out. Losses are compared by step, as the mean over the ranks that have one.
+Pure: histories in, figures out. Losses are the mean over the ranks that have one. A job that goes on from another's checkpoint begins with step 0 again:
+they are laid beside each other by the updates that the model had before the step, where both jobs recorded them, else by step.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 from statistics import fmean, median
 from typing import Any
 
+from torch_watchdog.report.counting import counted
 from torch_watchdog.report.history import JobHistory
 
 __all__ = ["comparison", "mean_loss"]
@@ -23,23 +25,36 @@ def comparison(first: JobHistory, second: JobHistory) -> dict[str, Any]:
     return {"jobs": [first.name, second.name], "figures": {name: [one, two] for (name, one), two in pairs}, "loss": _parting(first, second)}
 
 
-def mean_loss(history: JobHistory) -> dict[int, float]:
-    """By step, over the ranks. With several attempts the newest that came so far counts."""
-    by_step: dict[int, dict[int, list[float]]] = {}
+def mean_loss(history: JobHistory, *, by_updates: bool = False) -> dict[int, float]:
+    """By step, or by the updates before it, over the ranks. With several attempts the newest that came so far counts.
+
+    By updates a step without one is left out: the step after it began with the same model.
+    """
+    found: dict[int, dict[int, list[float]]] = {}
     for track in history.tracks:
+        before = track.updates_before
         for step, loss in track.loss.items():
-            by_step.setdefault(step, {}).setdefault(track.attempt, []).append(loss)
-    return {step: fmean(attempts[max(attempts)]) for step, attempts in sorted(by_step.items())}
+            if by_updates and (step in track.vetoed or step not in before):
+                continue
+            found.setdefault(before[step] if by_updates else step, {}).setdefault(track.attempt, []).append(loss)
+    return {place: fmean(attempts[max(attempts)]) for place, attempts in sorted(found.items())}
+
+
+def _counts_updates(history: JobHistory) -> bool:
+    return all(track.updates.keys() >= track.time_ns.keys() for track in history.tracks)
 
 
 def _figures(history: JobHistory) -> Figures:
     losses = mean_loss(history)
     times = [track.median_step_s for track in history.tracks if track.median_step_s]
+    counts = counted(history.tracks)
     slowest = max(history.tracks, key=lambda track: track.median_step_s or 0, default=None)
     return {
         "ranks": len(history.ranks),
         "attempts": len(history.attempts),
-        "steps": max((track.steps[-1] + 1 for track in history.tracks if track.steps), default=0),
+        "steps": counts.steps,
+        "began at update": counts.began,
+        "updates": counts.updates,
         "median step": median(times) if times else None,
         "slowest rank": None if slowest is None or not slowest.median_step_s else slowest.rank,
         "waiting for data": _share_of_loader(history),
@@ -58,12 +73,18 @@ def _share_of_loader(history: JobHistory) -> float | None:
 
 
 def _parting(first: JobHistory, second: JobHistory) -> dict[str, Any]:
-    """The first common step at which the mean losses are not the same number, and how far apart the last common ones are."""
-    one, two = mean_loss(first), mean_loss(second)
+    """The first common place at which the mean losses are not the same number, and how far apart the last common ones are.
+
+    `aligned_by` says what the numbers of places count: steps, or the updates before them.
+    """
+    by_updates = _counts_updates(first) and _counts_updates(second)
+    one, two = (mean_loss(history, by_updates=by_updates) for history in (first, second))
     common = sorted(one.keys() & two.keys())
-    parted = next((step for step in common if not _is_same(one[step], two[step])), None)
+    parted = next((place for place in common if not _is_same(one[place], two[place])), None)
     last = common[-1] if common else None
     return {
+        "aligned_by": "updates" if by_updates else "step",
+        "spans": [[min(found), max(found)] if found else None for found in (one, two)],
         "common_steps": len(common),
         "first_difference_at_step": parted,
         "last_common_step": last,

@@ -33,6 +33,7 @@ def _figures(track: RankTrack, history: JobHistory) -> dict[str, Any]:
         "node": history.node_of.get((track.attempt, track.rank), ""),
         "steps": len(track.time_ns),
         "last_step": max(track.time_ns, default=None),
+        "updates": max(track.updates.values(), default=None),
         "median_step_s": track.median_step_s,
         "loader_share": sum(track.loader_ns().values()) / whole if whole else None,
         "last_loss": None if last is None else json_number(track.loss[last]),

@@ -44,7 +44,13 @@ def _slowest(ranks: Sequence[RankStatus]) -> str:
     typical = median(rank.step_time_s or 0 for rank in known)
     behind = min(known, key=lambda rank: rank.last_step or 0)
     text = f"median step {_ms(typical)}, slowest rank {slow.rank} with {_ms(slow.step_time_s)}"
-    return text + f", furthest behind rank {behind.rank} at step {behind.last_step}"
+    return text + f", furthest behind rank {behind.rank} at step {behind.last_step}{_updates(behind)}"
+
+
+def _updates(rank: RankStatus) -> str:
+    """Where the launch went on from a checkpoint, or left an update out: its steps are other numbers."""
+    known = rank.updates_applied
+    return "" if known is None or known == (rank.last_step or 0) + 1 else f" ({count(known, 'update')})"
 
 
 def _ms(seconds: float | None) -> str:

@@ -42,9 +42,9 @@ def _ranks(history: JobHistory) -> str:
         seconds = figures["median_step_s"]
         time = "" if seconds is None else f"{seconds * 1000:.3g} ms"
         rows.append(tuple(_code(str(cell)) if cell not in (None, "") else "" for cell in (
-            figures["rank"], figures["node"], figures["steps"], time, figures["last_loss"],
+            figures["rank"], figures["node"], figures["steps"], figures["updates"], time, figures["last_loss"],
         )))  # fmt: skip
-    return _table(("rank", "node", "steps", "median step", "last loss"), rows)
+    return _table(("rank", "node", "steps", "updates", "median step", "last loss"), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,13 +7,15 @@ five megabytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from torch_watchdog.launch.summary import allowed_range
+from torch_watchdog.launch.summary import allowed_range, count
 from torch_watchdog.report import svg
+from torch_watchdog.report.counting import updates_beside
 from torch_watchdog.report.evidence import Evidence
 from torch_watchdog.report.figures import gpu_figures, rank_figures, values_by_step, versions
 from torch_watchdog.report.history import JobHistory
@@ -52,15 +54,16 @@ def timeline_page(history: JobHistory) -> str:
 
 def _render(history: JobHistory, **parts: Any) -> str:
     first, last = shown_range(history.tracks, history.incidents)
-    rows = _rows(history, first, last)
+    rows, updates = _rows(history, first, last), updates_beside(history.tracks, first, last)
+    strips = svg.strips(rows, first, last, label=f"steps {first} to {last} of {count(len(history.ranks), 'rank')}", updates=updates)
     return _TEMPLATES.get_template(
         "report.html"
     ).render(
         name=history.name,
         record=history.record,
-        strips=Markup(svg.strips(rows, first, last, label=f"steps {first} to {last} of {len(history.ranks)} ranks")) if rows else None,  # noqa: S704 - svg.py escapes
+        strips=Markup(strips) if rows else None,  # noqa: S704 - svg.py escapes
         legend=[(svg.CLASSES[mark], words) for mark, words in MEANINGS.items() if any(mark in cells for _, cells in rows)],
-        charts=_charts(history),
+        charts=_charts(history, updates),
         ranks=rank_figures(history)[:_MAX_ROWS],
         attempts=len(history.attempts),
         has_memory=any(track.peak_bytes for track in history.tracks),
@@ -89,16 +92,17 @@ def _rows(history: JobHistory, first: int, last: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _charts(history: JobHistory) -> list[tuple[str, Markup]]:
+def _charts(history: JobHistory, updates: svg.Updates) -> list[tuple[str, Markup]]:
     marks = sorted({found["step"] for found in history.incidents if found.get("step") is not None})[:20]
+    curve = partial(svg.curve, marks=marks, updates=updates)
     drawn = [
-        ("Loss", svg.curve(values_by_step(history, "loss"), label="loss", unit="", marks=marks)),
+        ("Loss", curve(values_by_step(history, "loss"), label="loss", unit="")),
         (
             "Step time, on a logarithmic scale",
-            svg.curve(values_by_step(history, "duration_ns", 1e6), label="step time", unit="ms", marks=marks, logarithmic=True),
+            curve(values_by_step(history, "duration_ns", 1e6), label="step time", unit="ms", logarithmic=True),
         ),
-        ("Gradient norm", svg.curve(values_by_step(history, "grad_norm"), label="gradient norm", unit="", marks=marks)),
-        ("Peak memory of a rank", svg.curve(values_by_step(history, "peak_bytes", 2**20), label="peak memory", unit="MiB", marks=marks)),
+        ("Gradient norm", curve(values_by_step(history, "grad_norm"), label="gradient norm", unit="")),
+        ("Peak memory of a rank", curve(values_by_step(history, "peak_bytes", 2**20), label="peak memory", unit="MiB")),
     ]
     return [(title, Markup(text)) for title, text in drawn if text]  # noqa: S704 - svg.py escapes
 

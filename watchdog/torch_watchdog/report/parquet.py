@@ -41,6 +41,7 @@ def _schema(arrow: Any, job: str) -> Any:
         "node": arrow.string(),
         "gpu": arrow.string(),
         "step": whole,
+        "updates_before": whole,
     }
     fields |= {"time": arrow.timestamp("ns", tz="UTC"), "step_s": number, "loader_s": number, "forward_s": number, "loss": number}
     fields |= {
@@ -54,12 +55,13 @@ def _schema(arrow: Any, job: str) -> Any:
 
 
 def _columns(track: RankTrack, history: JobHistory) -> dict[str, list[Any]]:
-    steps, loader, forward = track.steps, track.loader_ns(), track.forward_ns()
+    steps, before, loader, forward = track.steps, track.updates_before, track.loader_ns(), track.forward_ns()
     same = {"job": history.name, "attempt": track.attempt, "rank": track.rank, "gpu": track.gpu}
     same["node"] = history.node_of.get((track.attempt, track.rank), "")
     return {
         **{name: [value] * len(steps) for name, value in same.items()},
         "step": steps,
+        "updates_before": [before.get(step) for step in steps],
         "time": [track.time_ns[step] for step in steps],
         "step_s": [_seconds(track.duration_ns.get(step)) for step in steps],
         "loader_s": [_seconds(loader.get(step)) for step in steps],

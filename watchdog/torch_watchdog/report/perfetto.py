@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from torch_watchdog.launch.summary import one_line
+from torch_watchdog.launch.summary import one_line, who
+from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
 from torch_watchdog.report.steps import Batch, RankTrack
 
@@ -55,7 +56,13 @@ def thinning(history: JobHistory, max_events: int = MAX_EVENTS) -> Thinning:
 
 def trace_metadata(history: JobHistory, kept: Thinning) -> dict[str, Any]:
     """Beside the events: where they come from, and what is left out."""
-    return {"job": history.name, "epoch_ns": _epoch_ns(history), "kept": kept.words, "made_by": "torch-watchdog"}
+    return {
+        "job": history.name,
+        "epoch_ns": _epoch_ns(history),
+        "steps": told(history.tracks),
+        "kept": kept.words,
+        "made_by": "torch-watchdog",
+    }
 
 
 def trace_events(history: JobHistory, kept: Thinning) -> Iterator[Event]:
@@ -139,7 +146,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> Event:
 
 def _steps(track: RankTrack, places: _Places, kept: Thinning, named: set[int]) -> Iterator[Event]:
     place = places.of(track.attempt, track.rank)
-    batches: dict[int, list[Batch]] = {}
+    before, batches = track.updates_before, dict[int, list[Batch]]()
     for (step, _), batch in sorted(track.batches.items()):
         batches.setdefault(step, []).append(batch)
     for step in track.steps:
@@ -147,7 +154,12 @@ def _steps(track: RankTrack, places: _Places, kept: Thinning, named: set[int]) -
             continue
         end_ns = track.time_ns[step]
         begin_ns = end_ns - track.duration_ns.get(step, 0)
-        arguments = {"step": step, "loss": _number(track.loss.get(step)), "vetoed": step in track.vetoed}
+        arguments = {
+            "step": step,
+            "updates_before": before.get(step),
+            "loss": _number(track.loss.get(step)),
+            "vetoed": step in track.vetoed,
+        }
         name = f"step {step}, no update" if step in track.vetoed else f"step {step}"
         yield _slice(name, "step", place, places.us(begin_ns), places.us(end_ns), arguments)
         if kept.phases or step in named:
@@ -212,6 +224,7 @@ def _incident(found: Mapping[str, Any], places: _Places, max_victims: int) -> It
         return
     begin_us, kind = places.us(time_ns), one_line(str(found.get("kind", "?")))
     arguments = {name: one_line(str(found.get(name, ""))) for name in ("id", "severity", "summary", "cause", "fix")}
+    arguments["who"] = one_line(who(found))
     if rank is None or not places.knows(attempt, rank):
         yield {"ph": "i", "s": "g", "name": kind, "cat": "incident", "pid": 0, "tid": 0, "ts": begin_us, "args": arguments}
         return

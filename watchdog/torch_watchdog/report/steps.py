@@ -27,7 +27,10 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RankTrack:
-    """One rank in one attempt, by step: when it ended, how long it took, its mean loss, what was special about it."""
+    """One rank in one attempt, by step: when it ended, how long it took, its mean loss, what was special about it.
+
+    Steps count from 0 in each launch; `updates` are those that the model had after the step, the launches that this one goes on from included.
+    """
 
     attempt: int
     rank: int
@@ -37,7 +40,9 @@ class RankTrack:
     allocated_bytes: dict[int, int] = field(default_factory=dict)
     peak_bytes: dict[int, int] = field(default_factory=dict)
     grad_norm: dict[int, float] = field(default_factory=dict)
+    backward_ns: dict[int, int] = field(default_factory=dict)
     batches: dict[tuple[int, int], Batch] = field(default_factory=dict)  # by step and micro-step
+    updates: dict[int, int] = field(default_factory=dict)
     gpu: str = ""  # UUID
     vetoed: set[int] = field(default_factory=set)
     evaluated: set[int] = field(default_factory=set)
@@ -46,6 +51,16 @@ class RankTrack:
     @property
     def steps(self) -> list[int]:
         return sorted(self.time_ns)
+
+    @property
+    def updates_before(self) -> dict[int, int]:
+        """How many updates the model had when each step began, where that is recorded."""
+        return {step: after - (step not in self.vetoed) for step, after in self.updates.items()}
+
+    @property
+    def began_at_update(self) -> int | None:
+        """What the checkpoint held that the launch went on from; None where the first step is not recorded."""
+        return self.updates_before.get(0)
 
     @property
     def median_step_s(self) -> float | None:
@@ -88,6 +103,8 @@ def _add_steps(track: RankTrack, block: StepBlock) -> None:
     track.duration_ns.update(zip(block.step, block.step_ns, strict=False))
     track.allocated_bytes.update((step, size) for step, size in zip(block.step, block.allocated_bytes, strict=False) if size)
     track.peak_bytes.update((step, size) for step, size in zip(block.step, block.peak_bytes, strict=False) if size)
+    track.backward_ns.update((step, value) for step, value in zip(block.step, block.backward_ns, strict=False) if value)
+    track.updates.update(zip(block.step, block.updates_applied, strict=False))
     track.grad_norm.update((step, norm) for step, norm in zip(block.step, block.grad_norm, strict=False) if norm >= 0)
     track.gpu = block.gpu or track.gpu
     track.vetoed.update(step for step, vetoed in zip(block.step, block.vetoed, strict=False) if vetoed)
@@ -116,13 +133,15 @@ def _mean_by_step(losses: dict[tuple[int, int], float]) -> dict[int, float]:
 def as_json(track: RankTrack) -> dict[str, Any]:
     """Columns over `step`; times in seconds since the epoch; a loss that is no JSON number is a string."""
     steps = track.steps
-    loader, forward = track.loader_ns(), track.forward_ns()
+    loader, forward, before = track.loader_ns(), track.forward_ns(), track.updates_before
     return {
         "rank": track.rank,
         "attempt": track.attempt,
         "lost_records": track.lost_records,
         "median_step_s": track.median_step_s,
+        "began_at_update": track.began_at_update,
         "step": steps,
+        "updates_before": [before.get(step) for step in steps],
         "time_s": [track.time_ns[step] / 1e9 for step in steps],
         "step_s": [track.duration_ns[step] / 1e9 for step in steps],
         "loader_s": [_seconds(loader.get(step)) for step in steps],

@@ -11,11 +11,20 @@ from typing import Any, NamedTuple
 
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, what_offends, who
+from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
 
 __all__ = ["NextStep", "clock", "facts_of", "next_steps", "story"]
 
 _MAX_NAMED = 8
+_STATES = {"firing": "goes on", "resolved": "over"}  # a job that died of it is over, too: nothing was mended
+_DONE = {
+    "stop": "stops the job at a bad batch (policy stop)",
+    "skip": "leaves a bad batch out and goes on (policy skip)",
+    "observe": "changes nothing, tells what it sees (policy observe)",
+    "rescue": "freed the ranks that had not failed, which saved what they held",
+    "none": "",
+}
 
 
 class NextStep(NamedTuple):
@@ -61,10 +70,8 @@ def _what_ran(history: JobHistory) -> str:
     nodes = len(set(history.node_of.values()))
     where = f" of {count(nodes, 'node')}" if nodes > 1 else ""
     began = clock(record.get("started"))
-    steps = max((track.steps[-1] + 1 for track in history.tracks if track.steps), default=0)
-    more = f" in {count(len(history.attempts), 'attempt')}" if len(history.attempts) > 1 else ""
     return _sentence(
-        f"Job {history.name} trained on {count(len(history.ranks), 'rank')}{where} for {count(steps, 'step')}{more}"
+        f"Job {history.name} trained on {count(len(history.ranks), 'rank')}{where} for {told(history.tracks)}"
         + (f", from {began} on" if began else "")
     )
 
@@ -102,7 +109,7 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
     facts = {
         "kind": found.get("kind"),
         "severity": found.get("severity"),
-        "status": found.get("status"),
+        "state": _STATES.get(str(found.get("status")), found.get("status")),
         "time": clock(found.get("time")),
         "who": "" if is_order(found) else who(found),
         "where it ran": ", ".join(f"{name} {origin[name]}" for name in ("node", "local_rank", "pid") if origin.get(name) is not None),
@@ -114,7 +121,7 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
         "cause": found.get("cause"),
         "fix": found.get("fix"),
         "other ranks": _some(found.get("ranks_affected") or ()),
-        "policy": action.get("policy"),
+        "watchdog": _DONE.get(str(action.get("policy")), action.get("policy")),
         "checkpoint": f"{checkpoint['path']} ({checkpoint_state(checkpoint)})" if checkpoint.get("path") else "",
     }
     return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "")}
@@ -131,7 +138,7 @@ def next_steps(history: JobHistory, last_words: Sequence[str]) -> list[NextStep]
     found = history.main_incident
     steps = [str(found["fix"])] if found is not None and found.get("fix") and not is_order(found) else []
     labelled = (line.strip().partition(" ") for line in last_words)
-    said = [text.strip() for label, _, text in labelled if label in ("resume", "next")]
+    said = [text.strip() for label, _, text in labelled if label in ("resume", "again", "next")]
     return [NextStep(_sentence(step), is_command=False) for step in steps] + [
-        NextStep(one_line(text), is_command=text.startswith("watchdog ")) for text in said
+        NextStep(one_line(text), is_command=text.startswith(("watchdog ", "cd "))) for text in said
     ]

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import median
+from typing import TypeAlias
 
+from torch_watchdog.launch.summary import count
 from torch_watchdog.report.strip import MEANINGS
 
 __all__ = ["Band", "curve", "strips"]
@@ -33,7 +35,10 @@ class Band:
     high: float
 
 
-def strips(rows: Sequence[tuple[str, str]], first: int, last: int, *, label: str) -> str:
+Updates: TypeAlias = tuple[int, int] | None  # that the model had before the first and the last step, where those are other numbers
+
+
+def strips(rows: Sequence[tuple[str, str]], first: int, last: int, *, label: str, updates: Updates = None) -> str:
     """`rows` are (name, cells). Runs of one mark become one stroke of one path per mark, so that 128 ranks stay small."""
     num_cells = max((len(cells) for _, cells in rows), default=1)
     paths: dict[str, list[str]] = {}
@@ -48,7 +53,10 @@ def strips(rows: Sequence[tuple[str, str]], first: int, last: int, *, label: str
     names = "".join(f"<span>{escape(name)}</span>" for name, _ in rows)
     height = len(rows) * _ROW_PX
     picture = f'<svg viewBox="0 0 {num_cells} {height}" preserveAspectRatio="none" height="{height}">{drawn}</svg>'
-    ends = f'<div class="ends"><span>step {first}</span><span>{last}</span></div>'
+    ends = "".join(
+        f'<div class="ends"><span>{left}</span><span>{right}</span></div>'
+        for left, right in ((f"step {first}", last), *([(f"after {count(updates[0], 'update')}", updates[1])] if updates else ()))
+    )
     return f'<div class="strips" role="img" aria-label="{escape(label)}"><div class="names">{names}</div><div>{picture}{ends}</div></div>'
 
 
@@ -70,6 +78,7 @@ def curve(
     unit: str,
     marks: Sequence[float] = (),
     x_word: str = "step",
+    updates: Updates = None,
     logarithmic: bool = False,
 ) -> str:
     """`points`: by x the values of the ranks. A line through the middle, a band from the lowest to the highest, `marks` as upright lines."""
@@ -86,7 +95,7 @@ def curve(
     upright = "".join(f'<path class="mark" d="M{scale.x(mark):.1f} {_TOP_PX}v{_PLOT_PX}"/>' for mark in marks)
     words = f"{label}: from {_short(bands[0].middle)} to {_short(bands[-1].middle)} {unit}, lowest {_short(low)}, highest {_short(high)}"
     drawn = f'<polygon class="band" points="{" ".join(area)}"/>{_line(bands, scale)}{upright}'
-    return _fluid(words, scale.grid() + drawn, scale.words(unit, x_word))
+    return _fluid(words, scale.grid() + drawn, scale.words(unit, x_word, updates))
 
 
 def _fluid(label: str, plot: str, words: str) -> str:
@@ -142,12 +151,14 @@ class _Scale:
     def grid(self) -> str:
         return "".join(f'<path class="grid" d="M0 {self.y(level):.1f}H{_ACROSS}"/>' for level in self.levels)
 
-    def words(self, unit: str, x_word: str) -> str:
+    def words(self, unit: str, x_word: str, updates: Updates) -> str:
         """Each level's above its line."""
         levels = "".join(f'<text y="{self.y(level) - 3:.1f}">{_short(level)} {escape(unit)}</text>' for level in self.levels)
         bottom = _TOP_PX + _PLOT_PX + _WORDS_PX - 5
-        ends = f'<text y="{bottom}">{escape(x_word)} {_short(self.first)}</text>'
-        return levels + ends + f'<text x="100%" y="{bottom}" text-anchor="end">{_short(self.last)}</text>'
+        left, right = f"{escape(x_word)} {_short(self.first)}", _short(self.last)
+        if updates:
+            left, right = f"{left}, after {count(updates[0], 'update')}", f"{right}, after {updates[1]}"
+        return f'{levels}<text y="{bottom}">{left}</text><text x="100%" y="{bottom}" text-anchor="end">{right}</text>'
 
 
 def _short(value: float) -> str:

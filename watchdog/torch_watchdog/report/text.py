@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from torch_watchdog.launch.summary import count, one_line, who
+from torch_watchdog.report.counting import told, updates_beside
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
 
@@ -19,25 +20,26 @@ __all__ = ["Line", "folded", "plain", "render_comparison", "render_timeline"]
 
 Line: TypeAlias = list[tuple[str, str]]  # words and the style that a terminal gives them ("" for none)
 
-STRIP_CELLS = 36
-WIDTH = 80
+WIDTH = 80  # of a pipe, too
+_MOST_CELLS, _LEAST_CELLS = 60, 20
 MAX_STRIPS = 64  # more ranks are shown in groups
 _STYLES = {".": "", "e": "cyan", "w": "yellow", "~": "yellow", "v": "magenta", "!": "yellow", "X": "bold red", " ": ""}
 _SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow"}
 
 
-def render_timeline(job: Mapping[str, Any], tracks: Sequence[RankTrack], incidents: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """`job` is job.json; a rank shown twice ran in two attempts of the launcher."""
-    lines: list[Line] = [[(_headline(job, tracks), "")]]
+def render_timeline(
+    job: Mapping[str, Any], tracks: Sequence[RankTrack], incidents: Sequence[Mapping[str, Any]], *, width: int = WIDTH
+) -> list[Line]:
+    """`job` is job.json; a rank shown twice ran in two attempts of the launcher. Strips are as wide as the figures beside them leave room."""
+    lines: list[Line] = [[(line, "")] for line in _headlines(job, tracks)]
     if not tracks:
         lines.append([("no rank has reported a step", "")])
     else:
         first, last = shown_range(tracks, incidents)
-        strips = _strips(tracks, first, last, incidents)
-        width = max(8, *(len(name) for name, _, _ in strips))
-        lines += [_strip_line(name.ljust(width), cells, figures) for name, cells, figures in strips]
-        lines.append([(_axis(first, last, width), "dim")])
-        lines += [[(line, "dim")] for line in (_legend({mark for _, cells, _ in strips for mark in cells}), _phases(tracks)) if line]
+        strips = _Strips(tracks, incidents, first=first, last=last, width=width)
+        lines += strips.lines()
+        lines += [[(line, "dim")] for line in strips.axis()]
+        lines += [[(line, "dim")] for line in (_legend(strips.marks), _phases(tracks)) if line]
     return lines + _findings(incidents)
 
 
@@ -52,21 +54,22 @@ def folded(text: str, width: int) -> list[tuple[int, int, int]]:
     lines = [(0, 0, 0)]
     for word in re.finditer(r"\S+", text):
         before, begin, _ = lines[-1]
-        if before + word.end() - begin > width and word.start() > indent and not re.match(r"\s*(resume|next) ", text):
+        if before + word.end() - begin > width and word.start() > indent and not re.match(r"\s*(resume|again|next) ", text):
             lines.append((indent, word.start(), word.end()))
         else:
             lines[-1] = (before, begin, word.end())
     return lines
 
 
-def _headline(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> str:
+def _headlines(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> list[str]:
     parts = [f"job {job.get('job', '?')}", count(len({track.rank for track in tracks}), "rank")]
+    parts += [told(tracks)] if tracks else []
     seconds = _seconds_between(job.get("started"), job.get("ended"))
     if seconds is not None:
         parts.append(f"{seconds:.0f} s")
     code = job.get("exit_code")
-    parts.append("not ended" if code is None else f"exit code {code} ({job.get('exit_reason')})")
-    return one_line(", ".join(parts))
+    ended = "not ended" if code is None else f"exit code {code} ({job.get('exit_reason')})"
+    return [one_line(", ".join(parts)), one_line(ended)]
 
 
 def _seconds_between(start: str | None, end: str | None) -> float | None:
@@ -76,14 +79,59 @@ def _seconds_between(start: str | None, end: str | None) -> float | None:
         return None
 
 
-def _strips(tracks: Sequence[RankTrack], first: int, last: int, incidents: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Name, cells and figures of each line; where there are too many ranks those without anything to tell are shown in groups."""
-    several = len({track.attempt for track in tracks}) > 1
-    found = [(track, cells_of(track, first, last, incidents, STRIP_CELLS)) for track in tracks]
-    alone = [pair for pair in found if len(tracks) <= MAX_STRIPS or set(pair[1]) & {"X", "!"}][:MAX_STRIPS]
-    shown = {id(track) for track, _ in alone}
-    lines = [(_name(track.rank, track.attempt, several), cells, _figures(track)) for track, cells in alone]
-    return lines + _groups([pair for pair in found if id(pair[0]) not in shown], several)
+class _Strips:
+    """A line a rank; where there are too many those without anything to tell are shown in groups."""
+
+    def __init__(self, tracks: Sequence[RankTrack], incidents: Sequence[Mapping[str, Any]], *, first: int, last: int, width: int) -> None:
+        self._tracks, self._incidents, self._first, self._last = tracks, incidents, first, last
+        self._several = len({track.attempt for track in tracks}) > 1
+        beside = [(_name(track.rank, track.attempt, self._several), _figures(track)) for track in tracks]
+        self._name_width = max(8, *(len(name) for name, _ in beside))
+        room = width - self._name_width - max(len("(1000 steps a cell)"), *(len(figures) for _, figures in beside)) - 3
+        self._num_cells = min(_MOST_CELLS, max(_LEAST_CELLS, room))
+        self._rows = self._alone_and_groups()
+        self._name_width = max(self._name_width, *(len(name) for name, _, _ in self._rows))
+
+    @property
+    def marks(self) -> set[str]:
+        return {mark for _, cells, _ in self._rows for mark in cells}
+
+    def lines(self) -> list[Line]:
+        return [
+            [(f"{name:<{self._name_width}}|", ""), *[(cell, _STYLES[cell]) for cell in cells.ljust(self._drawn)], (f"| {figures}", "")]
+            for name, cells, figures in self._rows
+        ]
+
+    @property
+    def _per_cell(self) -> int:
+        return max(1, math.ceil((self._last - self._first + 1) / self._num_cells))
+
+    @property
+    def _drawn(self) -> int:
+        """Few steps fill few cells; the axis needs some."""
+        return max(_LEAST_CELLS, math.ceil((self._last - self._first + 1) / self._per_cell))
+
+    def axis(self) -> list[str]:
+        """The steps of this launch, and the updates that the model had before them where those are other numbers."""
+        unit = "1 step" if self._per_cell == 1 else f"{self._per_cell} steps"
+        lines = [self._ends("step", self._first, self._last, f"({unit} a cell)")]
+        beside = updates_beside(self._tracks, self._first, self._last)
+        if beside is not None:
+            lines.append(self._ends("updates", *beside, "(before the step)"))
+        return lines
+
+    def _ends(self, what: str, first: int, last: int, note: str) -> str:
+        place = min(self._drawn, math.ceil((self._last - self._first + 1) / self._per_cell))
+        gap = max(1, place - len(str(first)) - len(str(last)))
+        return f"{f'{what:<{self._name_width}} {first}' + ' ' * gap + str(last):<{self._name_width + self._drawn + 2}} {note}"
+
+    def _alone_and_groups(self) -> list[tuple[str, str, str]]:
+        """Name, cells and figures."""
+        found = [(track, cells_of(track, self._first, self._last, self._incidents, self._num_cells)) for track in self._tracks]
+        alone = [pair for pair in found if len(found) <= MAX_STRIPS or set(pair[1]) & {"X", "!"}][:MAX_STRIPS]
+        shown = {id(track) for track, _ in alone}
+        rows = [(_name(track.rank, track.attempt, self._several), cells, _figures(track)) for track, cells in alone]
+        return rows + _groups([pair for pair in found if id(pair[0]) not in shown], self._several)
 
 
 def _groups(found: Sequence[tuple[RankTrack, str]], several: bool) -> list[tuple[str, str, str]]:
@@ -103,19 +151,14 @@ def _name(rank: int, attempt: int, several: bool) -> str:
     return f"rank {rank}.{attempt} " if several else f"rank {rank} "
 
 
-def _strip_line(name: str, cells: str, figures: str) -> Line:
-    room = max(0, WIDTH - len(name) - STRIP_CELLS - 3)
-    return [(f"{name}|", ""), *[(cell, _STYLES[cell]) for cell in cells.ljust(STRIP_CELLS)], (f"| {figures[:room]}", "")]
-
-
 def _figures(track: RankTrack) -> str:
-    parts = [f"{len(track.steps)} steps"]
+    parts = [count(len(track.steps), "step")]
     losses = [track.loss[step] for step in sorted(track.loss)]
     if losses:
-        parts.append(f"loss {_short(losses[0])}>{_short(losses[-1])}")
+        parts.append(f"loss {_short(losses[0])} to {_short(losses[-1])}")
     if track.median_step_s is not None:
         parts.append(_duration(track.median_step_s))
-    return " ".join(parts)
+    return ", ".join(parts)
 
 
 def _short(value: float) -> str:
@@ -132,21 +175,20 @@ def _legend(marks: set[str]) -> str:
 
 
 def _phases(tracks: Sequence[RankTrack]) -> str:
-    """Where the time of the steps went, over all ranks."""
-    whole = sum(sum(track.duration_ns.values()) for track in tracks)
-    loader = sum(sum(track.loader_ns().values()) for track in tracks)
-    forward = sum(sum(track.forward_ns().values()) for track in tracks)
+    """Where the time of the steps went, over all ranks. What a GPU does while its loop waits or runs ahead is not told apart."""
+    whole, loader, forward, backward = (
+        sum(sum(times.values()) for times in column)
+        for column in zip(*((one.duration_ns, one.loader_ns(), one.forward_ns(), one.backward_ns) for one in tracks), strict=True)
+    )
     if not whole or not (loader or forward):
         return ""
-    rest = max(0, whole - loader - forward)
-    parts = [("loading", loader), ("forward", forward), ("backward, waiting and update" if forward else "the rest", rest)]
-    return "time: " + ", ".join(f"{words} {value / whole:.0%}" for words, value in parts if value)
-
-
-def _axis(first: int, last: int, name_width: int) -> str:
-    per_cell = max(1, math.ceil((last - first + 1) / STRIP_CELLS))
-    unit = "1 step" if per_cell == 1 else f"{per_cell} steps"
-    return f"{'step':<{name_width}} {first:<{STRIP_CELLS - len(str(last))}}{last}  ({unit} a cell)"
+    if not forward or not backward or any(track.gpu for track in tracks):
+        rest = "backward, waiting, update and the loop itself" if forward else "the rest"
+        parts = [("loading", loader), ("forward", forward), (rest, whole - loader - forward)]
+    else:
+        rest = "backward, waiting and update"
+        parts = [("loading", loader), ("forward", forward), (rest, backward), ("the loop itself", whole - loader - forward - backward)]
+    return "time: " + ", ".join(f"{words} {value / whole:.0%}" for words, value in parts if value > 0)
 
 
 def _findings(incidents: Sequence[Mapping[str, Any]]) -> list[Line]:
@@ -171,9 +213,11 @@ def render_comparison(found: Mapping[str, Any]) -> list[Line]:
     names = [one_line(name)[:24] for name in found["jobs"]]
     lines: list[Line] = [[(f"{'':<18}{names[0]:>24}  {names[1]:>24}", "bold")]]
     for name, values in found["figures"].items():
+        if values == [None, None]:
+            continue
         one, two = (_figure(name, value) for value in values)
         lines.append([(f"{name:<18}{one:>24}  {two:>24}", "" if one == two else "yellow")])
-    return [*lines, [(_parting(found["loss"]), "")]]
+    return [*lines, *([(line, "")] for line in _parting(found["loss"], names))]
 
 
 def _figure(name: str, value: Any) -> str:
@@ -188,11 +232,26 @@ def _figure(name: str, value: Any) -> str:
     return _short(value) if isinstance(value, float) else str(value)
 
 
-def _parting(loss: Mapping[str, Any]) -> str:
+def _follows(spans: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    for one, other in ((0, 1), (1, 0)):
+        if spans[one][1] + 1 == spans[other][0]:
+            return f": {names[other]} goes on where {names[one]} ended"
+    return ""
+
+
+def _parting(loss: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """How the two were laid beside each other, then where their losses part."""
+    spans, by_updates = loss["spans"], loss["aligned_by"] == "updates"
+    if None in spans:
+        return ["no step of both has a loss"]
+    what = "updates before the step" if by_updates else "step"
+    how = " and ".join(f"{name} {first} to {last}" for name, (first, last) in zip(names, spans, strict=True))
+    lines = [f"compared by {what}: {how}"]
     if not loss["common_steps"]:
-        return "no step of both has a loss"
+        return [*lines, f"they have no step in common{_follows(spans, names)}"]
     if loss["first_difference_at_step"] is None:
-        return f"the losses are the same in all {count(loss['common_steps'], 'common step')}"
+        return [*lines, f"the losses are the same in all {count(loss['common_steps'], 'common step')}"]
     one, two = loss["last_common_losses"]
-    apart = f"; at step {loss['last_common_step']} they are {_figure('', one)} and {_figure('', two)}"
-    return f"the losses part at step {loss['first_difference_at_step']}{apart}"
+    where = "after {} updates" if by_updates else "at step {}"
+    parted, last = (where.format(loss[name]) for name in ("first_difference_at_step", "last_common_step"))
+    return [*lines, f"the losses part {parted}; {last} they are {_figure('', one)} and {_figure('', two)}"]

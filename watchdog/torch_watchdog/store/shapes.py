@@ -27,7 +27,7 @@ _WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
 JOB: Schema = {
     "type": "object",
     "properties": {
-        "schema_version": _NUMBER, "job": _TEXT, "session": _TEXT, "command": _WORDS, "options": _WORDS, "policy": _TEXT, "daemon": _TEXT,
+        "schema_version": _NUMBER, "job": _TEXT, "session": _TEXT, "command": _WORDS, "folder": _TEXT, "options": _WORDS, "policy": _TEXT, "daemon": _TEXT,
         "network": _TEXT, "host": _TEXT, "resume": _TEXT, "started": _TEXT, "ended": _TEXT, "exit_code": _NUMBER, "exit_reason": _TEXT,
         "world_size": _NUMBER, "ranks_reported": _NUMBER,
         "versions": {"type": ["object", "null"]},
@@ -36,6 +36,7 @@ JOB: Schema = {
             "type": ["object", "null"],
             "properties": {
                 "stopped_by_us": {"type": "boolean"}, "ranks_expected": _NUMBER, "steps": {"type": "integer"}, "told": {"type": "boolean"},
+                "began_at_update": _NUMBER, "updates": _NUMBER,
                 "unused_resume": _TEXT, "recorded_by": _TEXT,
             },
         },

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torch_watchdog.report import svg
+from torch_watchdog.report.counting import updates_beside
 from torch_watchdog.report.history import history_of
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.steps import as_json as track_as_json
@@ -48,16 +49,17 @@ def _shown(blocks: Sequence[StepBlock], incidents: Sequence[dict[str, Any]]) -> 
     track = history.tracks[-1]
     steps = track.steps[-_CURVE_STEPS:]
     cells = cells_of(track, steps[0], steps[-1], incidents, _CELLS)
-    strip = svg.strips([(f"rank {track.rank}", cells)], steps[0], steps[-1], label=f"steps {steps[0]} to {steps[-1]}")
-    return {"strip": Markup(strip), "charts": _charts(track, steps), "steps": _table(track)}  # noqa: S704 - svg.py escapes
+    updates = updates_beside([track], steps[0], steps[-1])
+    strip = svg.strips([(f"rank {track.rank}", cells)], steps[0], steps[-1], label=f"steps {steps[0]} to {steps[-1]}", updates=updates)
+    return {"strip": Markup(strip), "charts": _charts(track, steps, updates), "steps": _table(track)}  # noqa: S704 - svg.py escapes
 
 
-def _charts(track: RankTrack, steps: Sequence[int]) -> list[tuple[str, Markup]]:
+def _charts(track: RankTrack, steps: Sequence[int], updates: svg.Updates) -> list[tuple[str, Markup]]:
     loss = {float(step): [track.loss[step]] for step in steps if step in track.loss}
     times = {float(step): [track.duration_ns[step] / 1e6] for step in steps if step in track.duration_ns}
     drawn = (
-        ("Loss", svg.curve(loss, label="loss", unit="")),
-        ("Step time, on a logarithmic scale", svg.curve(times, label="step time", unit="ms", logarithmic=True)),
+        ("Loss", svg.curve(loss, label="loss", unit="", updates=updates)),
+        ("Step time, on a logarithmic scale", svg.curve(times, label="step time", unit="ms", logarithmic=True, updates=updates)),
     )
     return [(title, Markup(text)) for title, text in drawn if text]  # noqa: S704 - svg.py escapes
 
@@ -65,7 +67,7 @@ def _charts(track: RankTrack, steps: Sequence[int]) -> list[tuple[str, Markup]]:
 def _table(track: RankTrack) -> list[dict[str, Any]]:
     """Newest first."""
     columns = track_as_json(track)
-    names = ("step", "step_s", "loader_s", "forward_s", "loss", "vetoed")
+    names = ("step", "updates_before", "step_s", "loader_s", "forward_s", "loss", "vetoed")
     rows = zip(*(columns[name][-_TABLE_STEPS:] for name in names), strict=True)
     return [dict(zip(names, row, strict=True)) for row in rows][::-1]
 

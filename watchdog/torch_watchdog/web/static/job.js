@@ -175,6 +175,7 @@
       const now = JSON.parse(event.data);
       set("state", now.exit_code === null ? now.state : `${now.state}, exit code ${now.exit_code}`);
       set("step", now.last_step ?? "none yet");
+      set("updates", now.updates ?? "");
       set("alive", `${now.alive} of ${now.ranks}`);
       set("slowest", now.slowest_s === null ? "" : `${short(now.slowest_s * 1000)} ms`);
       set("incidents", now.incidents);
