@@ -51,8 +51,12 @@ def run_demo(*, keep: bool) -> bool:
         expectations = _play(folder)
         for expectation in expectations:
             say(f"{'ok  ' if expectation.met else 'FAIL'} {expectation.text}")
-        if keep:
-            say(f"kept: {folder} (try `watchdog timeline demo` in there)")
+        kept = f"kept: {folder} (try `watchdog timeline demo` in there)"
+        say(
+            kept
+            if keep
+            else "the files of both runs are removed now, so that the lines above cannot be tried: `watchdog demo --keep` leaves them"
+        )
     return all(expectation.met for expectation in expectations)
 
 

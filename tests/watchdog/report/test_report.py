@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy
 from histories import INCIDENT, RECORD, block, history
+from hypothesis import example, given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from torch_watchdog.report.evidence import Evidence, LogTail, decoder_of, gather
@@ -167,11 +169,49 @@ def test_nothing_of_the_users_data_becomes_markup() -> None:
         assert not elements.names & {"script", "img"} and elements.loading == []
 
 
-def test_markdown_keeps_the_users_data_in_code() -> None:
-    evil = INCIDENT | {"summary": "`x` @everyone <b>![i](http://e)</b>|", "cause": "c"}
-    text = markdown_report(history(incidents=(evil,)), Evidence(), LAST_WORDS)
-    assert "`` 2023-11-14 22:13:25 UTC, batch.index_out_of_range: `x` @everyone <b>![i](http://e)</b>\\|. ``" in text
-    assert "watchdog torchrun train.py --resume runs/train-1" in text
+def markdown_of(summary: str) -> str:
+    return markdown_report(history(incidents=(INCIDENT | {"summary": summary, "cause": "c"},)), Evidence(), LAST_WORDS)
+
+
+def without_code(text: str) -> str:
+    """What a tracker reads as Markdown."""
+    text = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", text)
+    return re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
+
+
+@given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=12), max_size=8))
+@example(["`x`", "@everyone", "<b>![i](http://e)</b>|", "#12", "GH-7", "deadbeefdeadbeef", "www.e.com", "_x_", "**", "(`", "``)"])
+def test_markdown_keeps_the_users_data_in_code(words: list[str]) -> None:
+    read = without_code(markdown_of(" ".join(words)))
+    assert not re.search(r"[@<>\[\]_`~\\&\"]|://|www\.|!\[|#\d|GH-\d|\b[0-9a-f]{7}", read)
+
+
+def test_a_sentence_in_markdown_reads_as_one() -> None:
+    lines = markdown_of("rank 1, step 5: labels[2] is 7, allowed 0..6 (see num_labels), in the loss").splitlines()
+    assert lines[3] == (
+        "* `2023-11-14 22:13:25` UTC, `batch.index_out_of_range`: rank 1, step 5: `labels[2]` is 7, allowed `0..6` (see `num_labels`), in the loss."
+    )
+    assert "watchdog torchrun train.py --resume runs/train-1" in "\n".join(lines)
+
+
+def test_what_was_done_names_all_that_stopped_or_the_others_that_were_freed() -> None:
+    action = INCIDENT["action"]
+    assert story(history())[3].startswith("All 4 ranks stopped at step 5 within 0.4 s, ")
+    some = INCIDENT | {"action": action | {"ranks_stopped": [0, 1]}}
+    assert story(history(incidents=(some,)))[3].startswith("2 of 4 ranks stopped at step 5")
+    freed = INCIDENT | {"action": action | {"policy": "rescue", "prevented": False, "ranks_stopped": [0, 2, 3]}}
+    assert story(history(incidents=(freed,)))[3].startswith("The 3 other ranks were freed within 0.4 s, a checkpoint")
+
+
+def test_every_bound_of_the_contract_says_what_it_asks_for() -> None:
+    kinds = ("some", "rows", "groups", "float", "spread", "starts", "count", "sum", "")
+    contract = [{"key": kind, "kind": kind, "bound": {"low": 0, "high": 4, "ignored": [-100]}} for kind in kinds]
+    page = report_page(history(), Evidence(contract=contract), ())
+    assert "not -100 everywhere" in page and "0..4 or -100 (ignored)" in page
+    cells = [
+        row.split("</td><td>")[2] for row in re.findall(r"<tr>\n?(<td>.*?)</tr>", page.partition("What every batch was held to")[2], re.S)
+    ]
+    assert len(cells) == len(kinds) and all(cells)
 
 
 def test_many_ranks_share_rows_and_the_page_stays_small() -> None:

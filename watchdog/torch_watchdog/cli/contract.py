@@ -15,7 +15,8 @@ from torch_watchdog.cli.output import print_json, print_table, print_text
 from torch_watchdog.cli.source import JobLook, find_job
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch.places import here
-from torch_watchdog.launch.summary import allowed_range, as_typed
+from torch_watchdog.launch.summary import as_typed
+from torch_watchdog.report.bounds import must_be
 
 __all__ = ["command"]
 
@@ -87,7 +88,7 @@ def _print(found: Mapping[str, Any], who: str) -> None:
 def _guarded(row: Row) -> tuple[object, ...]:
     acts = row.get("acts_alone")
     bad = "" if acts is None else "held" if acts else "held, unseen" if row.get("acts_unseen") else "confirmed"
-    return row.get("key") or "(a length)", _index(row), _must_be(row), _consumer(row), _line(row), row.get("learned_from"), bad
+    return row.get("key") or "(a length)", _index(row), must_be(row), _consumer(row), _line(row), row.get("learned_from"), bad
 
 
 def _opaque(row: Row) -> tuple[object, ...]:
@@ -105,28 +106,3 @@ def _consumer(row: Row) -> str:
 
 def _line(row: Row) -> str:
     return as_typed(row.get("source") or "", here())
-
-
-def _must_be(row: Row) -> str:
-    bound = row.get("bound") or {}
-    ignored = ", ".join(map(str, bound.get("ignored") or ()))
-    match row.get("kind"):
-        case "some":
-            return f"not {ignored} everywhere"
-        case "rows":
-            return "something visible in every row"
-        case "groups":
-            return "as many in every row"
-        case "float":
-            return "a floating-point dtype"
-        case "spread":
-            return "more than one value per channel"
-        case "starts":
-            return "0 first, never less than the one before"
-        case "ctc":
-            return f"{allowed_range(bound)}, and no longer than its frames allow"
-        case "count" | "agree" | "sum" as kind:
-            what = "sum" if kind == "sum" else "count"
-            return f"{what} {bound.get('high')}" if bound.get("low") == bound.get("high") else f"{what} at most {bound.get('high')}"
-        case _:
-            return allowed_range(bound)

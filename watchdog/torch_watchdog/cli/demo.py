@@ -10,7 +10,7 @@ __all__ = ["command"]
 
 
 @click.command("demo", short_help="A bad sample: stopped, named, saved, resumed.")
-@click.option("--keep", is_flag=True, help="Keep the run directories, and say where they are.")
+@click.option("--keep", is_flag=True, help="Leave the run directories to look at, and say where they are.")
 @click.pass_context
 def command(context: click.Context, /, keep: bool) -> None:
     """Train with a planted bad sample: stopped, named, saved, resumed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,9 @@ def print_lines(lines: Sequence[Line]) -> None:
             console.print(Text(" " * indent) + text[begin:end], soft_wrap=True)
 
 
-def print_last_words(look: JobLook) -> None:
-    """What the launch said at its end: the terminal that it said it on is perhaps gone."""
-    words = look.last_words()
+def print_last_words(look: JobLook, *, told: Collection[str] = ()) -> None:
+    """What the launch said at its end: the terminal that it said it on is perhaps gone. Without what has been `told` above it."""
+    words = [line for line in look.last_words() if not (line.startswith(" ") and line.split(maxsplit=1)[0] in told)]
     if words:
         print()
     print_lines([[(line, "")] for line in words])

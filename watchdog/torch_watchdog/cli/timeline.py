@@ -60,7 +60,7 @@ def command(
         print_json({"job": history.name, "ranks": [track_as_json(track) for track in history.tracks], "incidents": list(history.incidents)})
     else:
         print_lines(render_timeline(history.record, history.tracks, history.incidents, width=line_width()))
-        print_last_words(look)
+        print_last_words(look, told=("who", "what", "more"))
 
 
 def _history(wanted: str | None, rank: int | None, config: LaunchConfig) -> tuple[JobLook, JobHistory]:

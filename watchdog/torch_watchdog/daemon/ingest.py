@@ -55,6 +55,10 @@ class Ingest:
         self._opening = asyncio.Lock()
 
     @property
+    def runs_dir(self) -> Path:
+        return self._config.runs_dir
+
+    @property
     def jobs(self) -> tuple[LiveJob, ...]:
         return tuple(self._jobs.values())
 

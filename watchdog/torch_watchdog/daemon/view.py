@@ -7,6 +7,7 @@ on sends orders to ranks. Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.live_job import LiveJob
+from torch_watchdog.errors import UnknownJobError
 from torch_watchdog.job.events import OrderRequested, Refused
+from torch_watchdog.store.past import PastJob, past_job, past_jobs
 from torch_watchdog.store.read import read_blocks, read_events, read_newest_blocks
 from torch_watchdog_proto.envelopes import JobStatus, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
@@ -56,6 +59,22 @@ class FleetView:
         """As their JSON objects, oldest first."""
         return self.ingest.live(name).job.incidents
 
+    async def past_jobs(self) -> tuple[Sequence[JobStatus], int]:
+        """Jobs that ended before this daemon began, newest first, without their ranks; and how many older ones are left out."""
+        live = {job.job.name for job in self.ingest.jobs}
+        return await asyncio.to_thread(past_jobs, self.ingest.runs_dir, but=live, now_s=time.time())
+
+    async def past_job(self, name: str) -> PastJob:
+        """One of those."""
+        found = await asyncio.to_thread(past_job, self.ingest.runs_dir, name, now_s=time.time())
+        if found is None:
+            raise UnknownJobError(name, tuple(live.job.name for live in self.ingest.jobs))
+        return found
+
+    def is_live(self, name: str) -> bool:
+        """Whether it has reported to this daemon."""
+        return any(live.job.name == name for live in self.ingest.jobs)
+
     async def events(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The lines of events.jsonl, oldest first."""
         return await asyncio.to_thread(read_events, self.run_dir(name))
@@ -67,9 +86,8 @@ class FleetView:
         run_dir = self.run_dir(name)
         return await asyncio.to_thread(lambda: tuple(read_blocks(run_dir, rank, first_step, last_step)))
 
-    async def newest_blocks(self, name: str, rank: int) -> Sequence[StepBlock]:
+    async def newest_blocks(self, run_dir: Path, rank: int) -> Sequence[StepBlock]:
         """What the newest segments have of a rank: bounded, however long the run."""
-        run_dir = self.run_dir(name)
         return await asyncio.to_thread(read_newest_blocks, run_dir, rank)
 
     def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str, who: str) -> OrderAnswer:

@@ -5,6 +5,7 @@ Pure: incidents (as in incident.json) and the end of the job in, lines out. It m
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ __all__ = [
     "one_line",
     "steps_told",
     "summarise",
+    "what_happened",
     "what_offends",
     "who",
 ]
@@ -168,7 +170,7 @@ def _facts(incident: Incident, here: str) -> list[str]:
         facts.append(("what", what_offends(incident)))
         facts.append(("where", _where(incident.get("bound") or {}, here)))
     else:
-        facts.append(("what", incident.get("summary", "")))
+        facts.append(("what", what_happened(incident)))
     facts += [("why", incident.get("cause", "")), ("fix", incident.get("fix", ""))]
     return [f"  {label:<6} {one_line(text)}" for label, text in facts if text]
 
@@ -193,6 +195,13 @@ def _after(incident: Incident) -> str:
     return "" if before is None else f" (after {count(before, 'update')})"
 
 
+def what_happened(incident: Incident) -> str:
+    """The summary, for a reader who has been told who and when."""
+    summary = str(incident.get("summary", ""))
+    place = re.match(r"rank (\d+)(?:, (?:in )?step \d+)?: ", summary)
+    return summary[place.end() :] if place and int(place[1]) == (incident.get("origin") or {}).get("rank") else summary
+
+
 def what_offends(incident: Incident) -> str:
     """`input_ids[5,211] = 50257, allowed 0..50256`."""
     batch, bound = incident.get("batch") or {}, incident.get("bound") or {}
@@ -208,7 +217,7 @@ def what_offends(incident: Incident) -> str:
     if allowed:
         text += f", allowed {allowed}"
     if text == batch.get("key"):  # a tensor as a whole: what is wrong with it is in the sentence behind `rank 1, step 5: `
-        return str(incident.get("summary", "")).partition(": ")[2] or text
+        return what_happened(incident) or text
     more = (batch.get("count") or 1) - 1
     return f"{text}, and {count(more, 'element')} more" if more else text
 

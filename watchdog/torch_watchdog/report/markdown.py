@@ -1,6 +1,7 @@
 """A report as Markdown, for an issue tracker: short, and safe to paste.
 
-Pure. Whatever comes from the user's data stands in code, where no tracker makes a link, a mention or an image of it.
+Pure. A sentence reads as one; whatever in it is no plain word, and so may come from the user's data, stands in code, where no tracker makes a link, a
+mention or an image of it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torch_watchdog.job.incident import number
 from torch_watchdog.report.evidence import Evidence
 from torch_watchdog.report.figures import rank_figures, versions
 from torch_watchdog.report.history import JobHistory
@@ -15,24 +17,26 @@ from torch_watchdog.report.story import facts_of, next_steps, story
 
 __all__ = ["markdown_report"]
 
+_PLAIN = re.compile(r"\(?(?:[A-Za-z]+(?:['-][A-Za-z]+)*|\d+(?:\.\d+)?%?)'?\)?[,;:.!?]?\)?|=")
+_LIKE_A_COMMIT = re.compile(r"\(?[0-9a-f]{7}")
 _MAX_RANKS = 16
 _LOG_LINES = 25
 
 
 def markdown_report(history: JobHistory, evidence: Evidence, last_words: Sequence[str]) -> str:
     found = history.main_incident
-    parts = [f"## Job {_code(history.name)}", "\n".join(f"* {_code(sentence)}" for sentence in story(history))]
+    parts = [f"## Job {_code(history.name)}", "\n".join(f"* {_prose(sentence)}" for sentence in story(history))]
     if found is not None:
-        parts += ["### What was found", _table(("", ""), [(name, _code(text)) for name, text in facts_of(found).items()])]
+        parts += ["### What was found", _table(("", ""), [(name, _prose(text)) for name, text in facts_of(found).items()])]
     if evidence.excerpt is not None:
-        parts += ["### The batch", _block(" ".join(map(str, evidence.excerpt.values)))]
+        parts += ["### The batch", _block(" ".join(map(number, evidence.excerpt.values)))]
     parts += ["### Ranks", _ranks(history)]
     for tail in evidence.logs[:2]:
         parts += [f"### Log of rank {tail.rank}", _block("\n".join(tail.lines[-_LOG_LINES:]))]
     parts += ["### Versions", _table(("", ""), [(_code(name), _code(version)) for name, version in versions(history).items()])]
     steps = next_steps(history, last_words)
     if steps:
-        parts += ["### Next", *(_block(step.text) if step.is_command else _code(step.text) for step in steps)]
+        parts += ["### Next", *(_block(step.text) if step.is_command else _prose(step.text) for step in steps)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -41,15 +45,35 @@ def _ranks(history: JobHistory) -> str:
     for figures in rank_figures(history)[:_MAX_RANKS]:
         seconds = figures["median_step_s"]
         time = "" if seconds is None else f"{seconds * 1000:.3g} ms"
-        rows.append(tuple(_code(str(cell)) if cell not in (None, "") else "" for cell in (
-            figures["rank"], figures["node"], figures["steps"], figures["updates"], time, figures["last_loss"],
-        )))  # fmt: skip
+        cells = (figures["rank"], figures["node"], figures["steps"], figures["updates"], time, figures["last_loss"])
+        rows.append(tuple("" if cell in (None, "") else _prose(number(cell)) for cell in cells))
     return _table(("rank", "node", "steps", "updates", "median step", "last loss"), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _prose(text: str) -> str:
+    """Words and numbers as they are, all else of a line in code; what lies between two pieces of code joins them."""
+    pieces: list[tuple[bool, list[str]]] = []
+    for word in text.split():
+        is_plain = bool(_PLAIN.fullmatch(word)) and not _LIKE_A_COMMIT.match(word)
+        if pieces and pieces[-1][0] == is_plain and not word.startswith("("):
+            pieces[-1][1].append(word)
+        else:
+            pieces.append((is_plain, [word]))
+    return " ".join(" ".join(words) if is_plain else _coded(" ".join(words)) for is_plain, words in pieces)
+
+
+def _coded(text: str) -> str:
+    """Marks and brackets of the sentence around it stay outside."""
+    begin = "(" if text.startswith("(") and len(text) > 1 else ""
+    inner, end = text.removeprefix(begin), ""
+    while len(inner) > 1 and (inner[-1] in ",;:." or (inner[-1] == ")" and inner.count(")") > inner.count("("))):
+        inner, end = inner[:-1], inner[-1] + end
+    return f"{begin}{_code(inner)}{end}"
 
 
 def _code(text: str) -> str:

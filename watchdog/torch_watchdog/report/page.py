@@ -13,8 +13,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from torch_watchdog.launch.summary import allowed_range, count
+from torch_watchdog.job.incident import number
+from torch_watchdog.launch.summary import count
 from torch_watchdog.report import svg
+from torch_watchdog.report.bounds import must_be
 from torch_watchdog.report.counting import updates_beside
 from torch_watchdog.report.evidence import Evidence
 from torch_watchdog.report.figures import gpu_figures, rank_figures, values_by_step, versions
@@ -74,6 +76,7 @@ def _render(history: JobHistory, **parts: Any) -> str:
             for found in history.incidents
         ],
         version=__version__,
+        short=number,
         **parts,
     )
 
@@ -108,8 +111,8 @@ def _charts(history: JobHistory, updates: svg.Updates) -> list[tuple[str, Markup
 
 
 def _bound(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    allowed = allowed_range(entry.get("bound") or {}) if isinstance(entry.get("bound"), Mapping) else ""
-    return tuple(str(entry.get(name) or "") for name in ("key", "expression")) + (
-        allowed,
+    return (
+        *(str(entry.get(name) or "") for name in ("key", "expression")),
+        must_be(entry),
         *(str(entry.get(name) or "") for name in ("op", "module", "source", "learned_from")),
     )

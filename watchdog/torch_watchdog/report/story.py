@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from torch_watchdog.job.incident import is_order
-from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, what_offends, who
+from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, what_happened, what_offends, who
 from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
 
@@ -42,7 +42,7 @@ def story(history: JobHistory) -> list[str]:
         return [*sentences, "Nothing was found.", _how_it_ended(history)]
     if is_order(found):
         return [*sentences, _sentence(f"Somebody asked for {found.get('summary', 'a boundary')}"), _what_was_done(found, history)]
-    sentences += [_sentence(f"{_severity(found)}: {found.get('summary', '')}"), _sentence(str(found.get("cause", "")))]
+    sentences += [_sentence(f"{_severity(found)}: {found.get('summary', '')}"), _capital(_sentence(str(found.get("cause", ""))))]
     sentences += [_what_was_done(found, history), _sentence(f"To do: {found['fix']}") if found.get("fix") else ""]
     return [sentence for sentence in sentences if sentence]
 
@@ -50,6 +50,11 @@ def story(history: JobHistory) -> list[str]:
 def _sentence(text: str) -> str:
     text = one_line(text)
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _capital(text: str) -> str:
+    """Of a sentence that begins with a word, not with a name from the code."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
 def _severity(found: Mapping[str, Any]) -> str:
@@ -87,9 +92,7 @@ def _what_was_done(found: Mapping[str, Any], history: JobHistory) -> str:
     action = found.get("action") or {}
     parts = []
     if action.get("ranks_stopped"):
-        seconds = action.get("seconds_to_stop")
-        within = f" within {seconds:g} s" if isinstance(seconds, int | float) else ""
-        parts.append(f"{count(len(action['ranks_stopped']), 'rank')} stopped at step {action.get('stopped_at_step')}{within}")
+        parts.append(_who_stopped(action, len(history.ranks)))
     if action.get("prevented"):
         parts.append("no update was computed with the bad data")
     checkpoint = action.get("checkpoint") or {}
@@ -97,8 +100,17 @@ def _what_was_done(found: Mapping[str, Any], history: JobHistory) -> str:
         parts.append(f"a checkpoint was written ({checkpoint_state(checkpoint)}): {checkpoint['path']}")
     if not parts:
         return _how_it_ended(history)
-    text = ", ".join(parts)
-    return _sentence(text[0].upper() + text[1:])
+    return _capital(_sentence(", ".join(parts)))
+
+
+def _who_stopped(action: Mapping[str, Any], num_ranks: int) -> str:
+    """After a failure the others are freed; an order stops all. `freed`: they were taken out of the step that they waited in."""
+    stopped, seconds = len(action["ranks_stopped"]), action.get("seconds_to_stop")
+    within = f" within {seconds:.2g} s" if isinstance(seconds, int | float) else ""
+    if action.get("policy") == "rescue":
+        return f"the other rank was freed{within}" if stopped == 1 else f"the {stopped} other ranks were freed{within}"
+    ranks = f"all {count(num_ranks, 'rank')}" if stopped == num_ranks else f"{stopped} of {count(num_ranks, 'rank')}"
+    return f"{ranks} stopped at step {action.get('stopped_at_step')}{within}"
 
 
 def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
@@ -113,7 +125,7 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
         "time": clock(found.get("time")),
         "who": "" if is_order(found) else who(found),
         "where it ran": ", ".join(f"{name} {origin[name]}" for name in ("node", "local_rank", "pid") if origin.get(name) is not None),
-        "what": what_offends(found) if batch else found.get("summary"),
+        "what": what_offends(found) if batch else what_happened(found),
         "tensor": " ".join(str(batch[name]) for name in ("shape", "dtype", "device") if batch.get(name)),
         "allowed": allowed_range(bound),
         "needed by": " ".join(str(bound[name]) for name in ("op", "module", "source") if bound.get(name)),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from torch_watchdog.launch.summary import count, one_line, who
+from torch_watchdog.launch.summary import count, one_line, what_happened, who
 from torch_watchdog.report.counting import told, updates_beside
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
@@ -197,7 +197,7 @@ def _findings(incidents: Sequence[Mapping[str, Any]]) -> list[Line]:
         style = _SEVERITY_STYLES.get(str(incident.get("severity")), "")
         mark = "X" if incident.get("severity") == "critical" else "!"
         lines.append([(f"{mark} {_clock(incident)} {incident.get('kind')}: {one_line(who(incident))}", style)])
-        lines.append([(f"    {one_line(str(incident.get('summary', '')))}", "")])
+        lines.append([(f"    {one_line(what_happened(incident))}", "")])
     return lines
 
 

@@ -78,7 +78,9 @@ def _raised(end: RankEnd, where: str) -> Verdict:
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     at = f" at {end.where}" if end.where else ""
     by_ddp = ddp_error(end.text)
-    cause = f"the rank {status}" + (f" after {end.text}{at}" if end.text else "; it left no exception")
+    cause = f"the rank {status}; " + (
+        "it raised this: no rank failed before it, no batch was found bad" if end.text else "it left no exception"
+    )
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
         severity="critical",

@@ -36,8 +36,8 @@ def read_blocks(run_dir: Path, rank: int | None = None, first_step: int | None =
         yield from holds_steps(report.blocks, rank, first_step, last_step)
 
 
-def read_newest_blocks(run_dir: Path, rank: int, max_segments: int = 2) -> tuple[StepBlock, ...]:
-    """Of a rank, from the newest segments only: for a page, which must not read a run of weeks."""
+def read_newest_blocks(run_dir: Path, rank: int | None, max_segments: int = 2) -> tuple[StepBlock, ...]:
+    """Of a rank, or of all, from the newest segments only: for a page, which must not read a run of weeks."""
     reports = (report for path in segment_files(RunDirectory(run_dir).blocks)[-max_segments:] for _, _, report in _reports_of(path))
     return tuple(block for report in reports for block in holds_steps(report.blocks, rank))
 

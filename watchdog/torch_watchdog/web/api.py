@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -26,20 +26,28 @@ _MAX_EVENTS = 1_000
 
 
 async def _jobs(request: Request) -> Response:
-    return JSONResponse({"jobs": [_without_ranks(status) for status in _view(request).jobs()]})
+    view = _view(request)
+    past, _ = await view.past_jobs()
+    return JSONResponse({"jobs": [_without_ranks(status) for status in (*view.jobs(), *past)]})
 
 
 async def _job(request: Request) -> Response:
-    return JSONResponse(dataclasses.asdict(_view(request).job(request.path_params["job"])))
+    view, name = _view(request), request.path_params["job"]
+    return JSONResponse(dataclasses.asdict(view.job(name) if view.is_live(name) else (await view.past_job(name)).status))
 
 
 async def _incidents(request: Request) -> Response:
-    return JSONResponse({"incidents": list(_view(request).incidents(request.path_params["job"]))})
+    return JSONResponse({"incidents": list(await _incidents_of(request))})
+
+
+async def _incidents_of(request: Request) -> Sequence[Mapping[str, Any]]:
+    view, name = _view(request), request.path_params["job"]
+    return view.incidents(name) if view.is_live(name) else (await view.past_job(name)).incidents
 
 
 async def _incident(request: Request) -> Response:
     number = request.path_params["incident"]
-    found = next((one for one in _view(request).incidents(request.path_params["job"]) if one["id"] == number), None)
+    found = next((one for one in await _incidents_of(request) if one["id"] == number), None)
     return JSONResponse(found) if found is not None else _problem(404, f"the job has no incident {number[:40]!r}")
 
 
@@ -81,7 +89,7 @@ async def _document(_: Request) -> Response:
 
 _JOB = Parameter("job", "path", "string", "the job's name")
 OPERATIONS = (
-    Operation("GET", "/api/v1/jobs", _jobs, "Every job of this daemon, newest first, without its ranks", "Jobs"),
+    Operation("GET", "/api/v1/jobs", _jobs, "Every job of this daemon, newest first, without its ranks; then those that ended before it began", "Jobs"),
     Operation("GET", "/api/v1/jobs/{job}", _job, "One job and its ranks", "Job", (_JOB,)),
     Operation("GET", "/api/v1/jobs/{job}/incidents", _incidents, "The job's incidents, oldest first", "Incidents", (_JOB,)),
     Operation(

@@ -19,15 +19,16 @@ _TOLD_ABOVE = ("kind", "allowed")  # the title, and the line of what offends
 
 @answering
 async def page(request: Request) -> Response:
-    job, found = request.path_params["job"], _found(request)
+    job, found = request.path_params["job"], await _found(request)
     if found is None:
         return not_found(request, f"Job {job} has no such incident.")
     facts = {name: text for name, text in facts_of(found).items() if name not in _TOLD_ABOVE and text != found["summary"]}
     return render(request, "incident.html", job=job, incident=found, facts=facts, alert=_open_alert(request))
 
 
-def _found(request: Request) -> Mapping[str, Any] | None:
-    incidents = request.app.state.view.incidents(request.path_params["job"])
+async def _found(request: Request) -> Mapping[str, Any] | None:
+    view, job = request.app.state.view, request.path_params["job"]
+    incidents = view.incidents(job) if view.is_live(job) else (await view.past_job(job)).incidents
     return next((found for found in incidents if found["id"] == request.path_params["incident"]), None)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from torch_watchdog.errors import WatchdogError
+from torch_watchdog.store.read import read_job
 from torch_watchdog.web.heat import METRICS
+from torch_watchdog.web.pages import past
 from torch_watchdog.web.pages.shown import answering, render
 from torch_watchdog_proto.envelopes import ORDER_KINDS
 
@@ -19,10 +26,22 @@ _SHOWN_INCIDENTS = 50
 @answering
 async def page(request: Request) -> Response:
     view, name = request.app.state.view, request.path_params["job"]
+    if not view.is_live(name):
+        return await past.page(request, await view.past_job(name))
+    job, incidents = view.job(name), list(view.incidents(name))
+    words = await asyncio.to_thread(_words, view.run_dir(name), incidents) if job.state == "ended" else []
     return render(
-        request, "job.html", job=view.job(name), incidents=list(view.incidents(name))[::-1][:_SHOWN_INCIDENTS], metrics=METRICS,
+        request, "job.html", job=job, words=words, incidents=incidents[::-1][:_SHOWN_INCIDENTS], metrics=METRICS,
         summary=request.app.state.heat.summary(name),
     )  # fmt: skip
+
+
+def _words(run_dir: Path, incidents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A launch that has its own daemon writes its end after the last report: then they come with the next look."""
+    try:
+        return past.words_of(run_dir, read_job(run_dir), incidents)
+    except WatchdogError:
+        return []
 
 
 @answering

@@ -13,6 +13,8 @@ __all__ = ["page"]
 
 
 async def page(request: Request) -> Response:
-    jobs = request.app.state.view.jobs()
+    view = request.app.state.view
+    past, older = await view.past_jobs()
+    jobs = [*view.jobs(), *past]
     rows = [(job, f"{datetime.fromtimestamp(job.started_s, UTC):%m-%d %H:%M}" if job.started_s else "") for job in jobs]
-    return render(request, "jobs.html", rows=rows)
+    return render(request, "jobs.html", rows=rows, older=older)

@@ -29,12 +29,15 @@ _CELLS = 100
 @answering
 async def page(request: Request) -> Response:
     view, job, rank = request.app.state.view, request.path_params["job"], request.path_params["rank"]
-    status = next((one for one in view.job(job).ranks if one.rank == rank), None)
+    past = None if view.is_live(job) else await view.past_job(job)
+    of_job, run_dir = (view.job(job), view.run_dir(job)) if past is None else (past.status, past.run_dir)
+    incidents = list(view.incidents(job) if past is None else past.incidents)
+    status = next((one for one in of_job.ranks if one.rank == rank), None)
     if status is None:
         return not_found(request, f"Job {job} has no rank {rank} that has reported.")
     async with request.app.state.heat.reading:
-        blocks = await view.newest_blocks(job, rank)
-    shown = await asyncio.to_thread(_shown, blocks, list(view.incidents(job)))
+        blocks = await view.newest_blocks(run_dir, rank)
+    shown = await asyncio.to_thread(_shown, blocks, incidents)
     wanted = request.query_params.get("step", "")
     step = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 16 else None
     batch = [] if step is None else list(_tensors(blocks, step))

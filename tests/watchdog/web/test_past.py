@@ -1,0 +1,92 @@
+"""Jobs that ended before this daemon began are on its pages, from their run directories; nothing is written there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet_harness import BAD_TOKEN, Fleet, until
+
+from torch_watchdog.store.past import MAX_JOBS, past_job, past_jobs
+from torch_watchdog_proto import messages as m
+
+RECORD = {
+    "schema_version": 1, "job": "job", "command": ["torchrun", "train.py"], "folder": "/home/a", "options": [], "policy": "stop",
+    "started": "2026-01-31T00:00:00.000Z", "ended": "2026-01-31T00:01:00.000Z", "exit_code": 65, "exit_reason": "stopped", "world_size": 2,
+    "ranks_reported": 2, "end": {"stopped_by_us": True, "steps": 3},
+}  # fmt: skip
+
+
+def files_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> Iterator[Fleet]:
+    """A second daemon over the run directories of one that has ended."""
+    with Fleet(tmp_path) as first:
+        node = first.node()
+        node.rank(0, 2)
+        node.rank(1, 2)
+        node.steps(0, 0, 1, 2)
+        node.steps(1, 0, 1, 2)
+        node.say(m.Noticed(rank=1, step=2, micro_step=0, violation=BAD_TOKEN))
+        until(first.incidents)
+        node.goodbye(1)
+    with Fleet(tmp_path) as second:
+        yield second
+
+
+def test_it_is_listed_and_shown_with_its_incidents_and_ranks(later: Fleet) -> None:
+    before = files_of(later.runs)
+    listed = later.get("api/v1/jobs").json()["jobs"]
+    assert [(job["job"], job["state"], job["incidents"], job["exit_code"]) for job in listed] == [("job", "ended", 1, 1)]
+    assert '<a href="/jobs/job">job</a>' in later.get("").text
+    page = later.get("jobs/job").text
+    assert "It ended before this daemon began" in page and "batch.index_out_of_range" in page and ">rank 1</a>" in page
+    assert "input_ids[2,7]" in later.get("jobs/job/incidents/1").text and "Step by step" in later.get("jobs/job/ranks/1").text
+    job = later.get("api/v1/jobs/job").json()
+    assert [rank["last_step"] for rank in job["ranks"]] == [2, 2] and later.incidents()[0]["kind"] == "batch.index_out_of_range"
+    assert files_of(later.runs) == before
+
+
+def test_what_its_launch_said_is_there_where_its_record_is(later: Fleet) -> None:
+    assert "What the launch said" not in later.get("jobs/job").text
+    (later.runs / "job" / "job.json").write_text(json.dumps(RECORD))
+    page = later.get("jobs/job").text
+    assert "What the launch said" in page and "exit code 65" in page and "2026-01-31 00:01:00 UTC" in page
+
+
+@pytest.mark.parametrize("path", ["jobs/other", "jobs/job/incidents/9", "jobs/job/ranks/7", "api/v1/jobs/other", "jobs/job/heat"])
+def test_what_is_not_there_is_told(later: Fleet, path: str) -> None:
+    assert later.get(path).status_code == 404
+
+
+def test_a_job_that_reports_again_is_shown_live_and_once(later: Fleet) -> None:
+    later.node("new").rank(0, 1)
+    until(lambda: [job["job"] for job in later.get("api/v1/jobs").json()["jobs"]] == ["new", "job"])
+    assert "Ranks and time" in later.get("jobs/new").text
+
+
+def run(folder: Path, name: str, *events: dict[str, object]) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_a_job_without_an_end_that_was_written_to_just_now_is_another_daemons(tmp_path: Path) -> None:
+    joined = {"kind": "node.joined", "node": "n", "time": "2026-01-31T00:00:00+00:00"}
+    run(tmp_path, "alive", joined)
+    now_s = (tmp_path / "alive" / "events.jsonl").stat().st_mtime
+    assert past_jobs(tmp_path, but=(), now_s=now_s + 5) == ([], 0) and past_job(tmp_path, "alive", now_s=now_s + 5) is None
+    (found,), _ = past_jobs(tmp_path, but=(), now_s=now_s + 3600)
+    assert (found.state, found.exit_code, found.nodes) == ("ended", None, ("n",))
+
+
+def test_the_newest_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+    for number in range(MAX_JOBS + 3):
+        run(tmp_path, f"job-{number}", {"kind": "node.left", "exit_code": 0})
+    found, older = past_jobs(tmp_path, but=("job-0",), now_s=0.0)
+    assert (len(found), older) == (MAX_JOBS, 2)
+    assert past_jobs(tmp_path / "none", but=(), now_s=0.0) == ([], 0)

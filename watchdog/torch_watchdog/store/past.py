@@ -1,0 +1,131 @@
+"""Jobs that ended before a daemon began, by the run directories that it writes to: for its pages, to look at.
+
+Owns what counts as such a job, and the bound: the newest MAX_JOBS folders are told of, of each only small files and the newest steps are read. Never writes.
+Everything here reads a disk: call it in another thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torch_watchdog.errors import WatchdogError
+from torch_watchdog.job.incident import is_order
+from torch_watchdog.job.ranks import RankState
+from torch_watchdog.store.read import read_events, read_incidents, read_job, read_newest_blocks
+from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog_proto.envelopes import JobStatus, RankStatus
+
+__all__ = ["MAX_JOBS", "PastJob", "past_job", "past_jobs"]
+
+MAX_JOBS = 200
+_AT_REST_S = 120.0  # a job without an end whose record has grown since may belong to another daemon
+_MAX_EVENTS_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastJob:
+    """`record` is its launch's job.json where that lies here, else empty."""
+
+    run_dir: Path
+    status: JobStatus
+    incidents: Sequence[Mapping[str, Any]]
+    record: Mapping[str, Any]
+
+
+def past_jobs(runs_dir: Path, *, but: Collection[str], now_s: float) -> tuple[list[JobStatus], int]:
+    """Newest first, without their ranks; and how many older folders are left out."""
+    changed = sorted(_changed(runs_dir, but), reverse=True)
+    found = (_ended(runs_dir / name, now_s) for _, name in changed[:MAX_JOBS])
+    known = sorted((job.status for job in found if job is not None), key=lambda status: status.started_s, reverse=True)
+    return known, max(0, len(changed) - MAX_JOBS)
+
+
+def past_job(runs_dir: Path, name: str, *, now_s: float) -> PastJob | None:
+    """With the ranks of its newest attempt, as their newest steps left them. None where there is no such job, or one that has not ended."""
+    if "/" in name or name.startswith("."):
+        return None
+    root = runs_dir / name
+    job = _ended(root, now_s) if RunDirectory(root).events_file.is_file() else None
+    if job is None:
+        return None
+    ranks = _ranks(root, next(iter(job.status.nodes), ""))
+    status = {name: getattr(job.status, name) for name in JobStatus.__slots__} | {"ranks": ranks}
+    return PastJob(run_dir=root, status=JobStatus(**status), incidents=job.incidents, record=job.record)
+
+
+def _changed(runs_dir: Path, but: Collection[str]) -> list[tuple[float, str]]:
+    found = []
+    try:
+        with os.scandir(runs_dir) as folders:
+            for folder in folders:
+                if folder.name not in but:
+                    found += _when_changed(Path(folder.path))
+    except OSError:
+        return found
+    return found
+
+
+def _when_changed(root: Path) -> list[tuple[float, str]]:
+    """Nothing where no daemon has kept a record there, or it is not for us to see."""
+    try:
+        return [(RunDirectory(root).events_file.stat().st_mtime, root.name)]
+    except OSError:
+        return []
+
+
+def _ended(root: Path, now_s: float) -> PastJob | None:
+    try:
+        record = read_job(root)
+    except WatchdogError:
+        record = {}  # of a launch on another machine
+    file = RunDirectory(root).events_file
+    try:
+        size, changed_s = file.stat().st_size, file.stat().st_mtime
+    except OSError:
+        return None
+    events = read_events(root) if size <= _MAX_EVENTS_BYTES else ()
+    left = [event for event in events if event.get("kind") == "node.left"]
+    if not record.get("ended") and not left and now_s - changed_s < _AT_REST_S:
+        return None
+    incidents = read_incidents(root)
+    return PastJob(run_dir=root, record=record, incidents=incidents, status=_status(root, record, events, left, incidents))
+
+
+def _status(
+    root: Path, record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]],
+    incidents: Sequence[Mapping[str, Any]],
+) -> JobStatus:  # fmt: skip
+    ours = [code for one in incidents if (code := (one.get("action") or {}).get("exit_code")) is not None]
+    codes = [record.get("exit_code"), *ours, *(event.get("exit_code") for event in left)]
+    ranks = {event.get("rank") for event in events if event.get("kind") == "rank.connected"}
+    return JobStatus(
+        job=root.name, state="ended", policy=record.get("policy") or "stop", run_dir=str(root),
+        attempt=max((int(event.get("attempt") or 0) for event in events), default=0), world_size=record.get("world_size") or len(ranks),
+        started_s=_epoch_s(record.get("started") or next((event.get("time") for event in events), None)),
+        nodes=tuple(sorted({str(event["node"]) for event in events if event.get("kind") == "node.joined" and event.get("node")})),
+        incidents=sum(not is_order(found) for found in incidents), exit_code=next((code for code in codes if isinstance(code, int)), None),
+    )  # fmt: skip
+
+
+def _ranks(root: Path, node: str) -> tuple[RankStatus, ...]:
+    blocks = read_newest_blocks(root, None)
+    newest = max((block.attempt for block in blocks), default=0)
+    states: dict[int, RankState] = {}
+    for block in blocks:
+        if block.attempt == newest:
+            states.setdefault(block.rank, RankState(rank=block.rank, node=node, pid=block.pid)).record(block, 0.0)
+    for state in states.values():
+        state.gone()
+    return tuple(states[rank].status() for rank in sorted(states))
+
+
+def _epoch_s(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return 0.0

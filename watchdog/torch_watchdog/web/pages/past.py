@@ -1,0 +1,48 @@
+"""A job that ended before this daemon began: what its run directory holds of it, to look at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torch_watchdog.launch.summary import end_of, steps_told, summarise
+from torch_watchdog.report.story import clock
+from torch_watchdog.store.past import PastJob
+from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog.web.pages.shown import render
+
+__all__ = ["page", "words_of"]
+
+_SHOWN_RANKS = 256
+
+
+async def page(request: Request, job: PastJob) -> Response:
+    ranks = job.status.ranks
+    steps = steps_told(
+        max((rank.last_step + 1 for rank in ranks if rank.last_step is not None), default=0),
+        began=next((rank.began_at_update for rank in ranks if rank.began_at_update is not None), None),
+        updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
+    )
+    facts: dict[str, Any] = {
+        "state": "ended" if job.status.exit_code is None else f"ended, exit code {job.status.exit_code}",
+        "how": job.record.get("exit_reason"), "began": clock(job.record.get("started")), "ended": clock(job.record.get("ended")),
+        "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt,
+        "incidents": job.status.incidents, "files": job.run_dir,
+    }  # fmt: skip
+    words = await asyncio.to_thread(words_of, job.run_dir, job.record, job.incidents)
+    return render(
+        request, "past.html", job=job.status.job, facts={name: value for name, value in facts.items() if value not in (None, "")},
+        incidents=list(job.incidents)[::-1][:50], ranks=ranks[:_SHOWN_RANKS], more_ranks=max(0, len(ranks) - _SHOWN_RANKS), words=words,
+    )  # fmt: skip
+
+
+def words_of(run_dir: Any, record: Any, incidents: Sequence[Any]) -> list[str]:
+    """What the launch said at its end, with the line that resumes it from anywhere; nothing where its job.json lies on another machine."""
+    directory = RunDirectory(run_dir)
+    quarantine = str(directory.quarantine_file) if directory.quarantine_file.exists() else None
+    end = end_of(record, directory.root, here="", quarantine=quarantine)
+    return [] if end is None else summarise(incidents, end)
