@@ -39,6 +39,7 @@ from torch_watchdog_proto.stop.participant import Act, Skip
 if TYPE_CHECKING:
     from torch_watchdog_agent.contract.guard import Checked
     from torch_watchdog_agent.hooks.scan import Scan
+    from torch_watchdog_agent.rescue.words import Words
 
 __all__ = ["VETOED", "Rank"]
 
@@ -294,6 +295,15 @@ class Rank:
         if violation is not None:
             self.refused(violation)  # first the batch, then what came of it: the daemon judges a failure at once
         self.rescuer.failed(error)
+
+    def exits(self, error: SystemExit, words: Words) -> None:
+        """The script ends by an exit of its own, with a bad status; an end by an order of ours is none."""
+        if self._leaving:
+            return
+        self.history.note(words.text, level=2)
+        if self.scan is not None:
+            self.scan.failed = True
+        self.rescuer.failed(error, words)
 
     def loss_seen(self, loss: Any) -> None:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""

@@ -41,6 +41,7 @@ def seconds_to_free(run: Ended) -> float:
         (("raise",), "rank.exception", ()),
         (("kill",), "rank.died", ()),
         (("exit3",), "rank.exception", ()),
+        (("exit3-now",), "rank.exception", ()),
         (("segv",), "rank.died", ()),
         (("raise",), "rank.exception", ("--teardown", "0.5")),
         (("kill",), "rank.died", ("--place", "after", "--wait", "barrier")),

@@ -58,6 +58,7 @@ CASES = {
     "raise": Case(does="raises an exception", words=("--fault", "raise"), kinds=("rank.exception",), exit_code=1),
     "kill": Case(does="is killed (SIGKILL)", words=("--fault", "kill"), kinds=("rank.died",), exit_code=1),
     "exit3": Case(does="exits with 3", words=("--fault", "exit3"), kinds=("rank.exception",), exit_code=1),
+    "exit3-now": Case(does="exits with 3, by os._exit", words=("--fault", "exit3-now"), kinds=("rank.exception",), exit_code=1),
     "segv": Case(does="segmentation fault", words=("--fault", "segv"), kinds=("rank.died",), exit_code=1),
     "stop": Case(does="is stopped (SIGSTOP)", words=("--fault", "stop"), kinds=("rank.hang",), exit_code=75),
     "loop": Case(does="endless loop in Python", words=("--fault", "loop"), kinds=("rank.hang",), exit_code=75),

@@ -155,6 +155,14 @@ def test_where_nobody_else_is_there_it_is_over_at_once() -> None:
     assert run.ended[0].reason == "nothing was saved: no healthy rank is left"
 
 
+def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
+    run = Run(2)
+    run.fail(1)
+    run.freed(0)
+    run.fail(0)
+    assert run.ended[0].reason == "nothing was saved: it fell; no healthy rank is left"
+
+
 def test_a_failure_after_the_end_is_told_to_go_on_with_it() -> None:
     run = Run(world=1)
     run.fail(0)

@@ -18,6 +18,7 @@ from torch_watchdog_agent.config import PID_MARK, AgentConfig
 from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
+from torch_watchdog_agent.rescue.ending import Ending, hear_exits
 from torch_watchdog_agent.say import Voice
 
 __all__ = ["arm", "guarded", "is_off", "is_training_thread", "made_rank", "rank"]
@@ -28,6 +29,7 @@ _R = TypeVar("_R")
 _MAIN_THREAD = threading.main_thread().ident
 _config: AgentConfig | None = None
 _rank: Rank | None = None
+_ending: Ending | None = None
 _say = Voice()
 
 
@@ -53,6 +55,7 @@ def rank() -> Rank | None:
         atexit.register(_finish, os.getpid())
         sys.excepthook = _noting(sys.excepthook)
         _keep_evidence(_rank)
+        _hear_exits()
     return _rank
 
 
@@ -108,6 +111,7 @@ def _disarm_in_child() -> None:
 @guarded("exit")
 def _finish(pid: int) -> None:
     if _rank is not None and os.getpid() == pid:
+        _tell_exit(_rank)
         _rank.finish()
 
 
@@ -130,6 +134,8 @@ def _noting(theirs: _Hook) -> _Hook:
 @guarded("exception")
 def _note_exception(kind: type[BaseException], error: BaseException) -> None:
     if _rank is not None:
+        if _ending is not None:
+            _ending.forget()
         _rank.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)
         if not isinstance(error, KeyboardInterrupt):
             _rank.failed(error)
@@ -140,6 +146,29 @@ def _await_word(error: BaseException) -> None:
     """The state that this rank holds may be needed: it ends once that was asked."""
     if _rank is not None and not isinstance(error, KeyboardInterrupt):
         _rank.rescuer.await_word()
+
+
+@guarded("exits")
+def _hear_exits() -> None:
+    global _ending
+    _ending = Ending()
+    hear_exits(_exit_asked)
+
+
+@guarded("exits")
+def _exit_asked(status: object) -> None:
+    if _rank is None or _ending is None or not is_training_thread():
+        return
+    error = _ending.exit_asked(status, batches=_rank.loop.batches_seen)
+    if error is not None:
+        _rank.rescuer.noticed(error)
+
+
+@guarded("exits")
+def _tell_exit(rank: Rank) -> None:
+    exit_taken = _ending.taken(batches=rank.loop.batches_seen) if _ending is not None else None
+    if exit_taken is not None:
+        rank.exits(*exit_taken)
 
 
 @guarded("evidence")

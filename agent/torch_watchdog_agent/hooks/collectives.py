@@ -18,6 +18,7 @@ from typing import Any
 from torch_watchdog_agent.hooks import groups
 from torch_watchdog_agent.hooks.active import guarded, made_rank
 from torch_watchdog_agent.lockstep import Collective
+from torch_watchdog_agent.rescue.flight import NOTHING, Flight, Recorded
 from torch_watchdog_proto.rescue_words import GroupCalls
 
 __all__ = ["calls_made", "described", "patch"]
@@ -33,6 +34,19 @@ _OF_ANY_SIZE = frozenset({"all_to_all", "all_to_all_single", "gather", "scatter"
 _FIRST_HOLDS_IT = frozenset({"all_reduce", "broadcast", "reduce", "all_gather"})  # the others have it in their second argument
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 _BETWEEN_TWO = ("send", "recv", "recv_anysource")  # gloo numbers these, too, and only on the ranks that take part
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+}
+_RECORDED_AS = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
+_CALLED_BY_CPP = frozenset({"all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"})
+_BY_CPP = " (called by C++, as a backward's are)"
 _MAX_SHAPES = 4
 _MAX_DESCRIBED = 4096
 _described: dict[Any, Collective] = {}
@@ -52,22 +66,37 @@ def patch(module: ModuleType) -> None:
         setattr(module.ProcessGroup, method, _set_apart(getattr(module.ProcessGroup, method)))
 
 
-def calls_made() -> tuple[GroupCalls, ...]:
-    """What this rank has called so far, one entry a group. On any thread; nothing of it waits."""
+def calls_made(flight: Flight = NOTHING) -> tuple[GroupCalls, ...]:
+    """What this rank has called so far, one entry a group. On any thread; nothing of it waits. `flight`: knows what C++ has called, too."""
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    made = (_made_on(group) for group in list(distributed._world.pg_map)) if distributed is not None else ()
+    made = (_made_on(group, flight) for group in list(distributed._world.pg_map)) if distributed is not None else ()
     return tuple(one for one in made if one is not None)
 
 
-def _made_on(group: Any) -> GroupCalls | None:
+def _made_on(group: Any, flight: Flight = NOTHING) -> GroupCalls | None:
     key, number = group.group_name, _number_of(group)
     if number is None:
         return None
     made = max(0, number - _not_collective.get(key, 0))
     at, newest, times = _newest.get(key, (-1, None, 0))
     if newest is None or at + 1 != number:  # C++ has called since
-        return GroupCalls(group=key, made=made, times=max(0, made - _by_python[key] - 1))
+        words, alike = _recorded(flight.newest.get(key))
+        return GroupCalls(group=key, made=made, newest=words, alike=alike, times=max(0, made - _by_python[key] - 1))
     return GroupCalls(group=key, made=made, newest=newest.words, alike=newest.alike, times=times)
+
+
+def _recorded(newest: Recorded | None) -> tuple[str, int]:
+    """A call of C++'s in words, and what must be equal of it where that is known."""
+    if newest is None:
+        return "", 0
+    import torch
+
+    name = _RECORDED_AS.get(newest.name, newest.name)
+    tensors = [(shape, getattr(torch, _DTYPES.get(dtype, dtype.lower()), None)) for shape, dtype in newest.tensors]
+    if any(dtype is None for _, dtype in tensors):
+        return f"{name}{_BY_CPP}", 0
+    found = described(name, tensors)
+    return f"{found.words}{_BY_CPP}", found.alike if name in _CALLED_BY_CPP else 0
 
 
 def _number_of(group: Any) -> int | None:

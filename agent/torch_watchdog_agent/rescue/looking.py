@@ -1,4 +1,4 @@
-"""Where the training thread is just now, told by another thread of its process.
+"""Where the training thread is just now, told by another thread of its process, and which collectives it has called.
 
 Owns the reading of its Python frames. A thread that holds the interpreter's lock in native code keeps this from being told: the silence tells.
 """
@@ -8,16 +8,56 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from torch_watchdog_agent.rescue.flight import NOTHING, Flight, keep, read
 from torch_watchdog_agent.rescue.words import innermost_own
+from torch_watchdog_proto.rescue_words import GroupCalls, Look, Looked
 
-__all__ = ["looked_at"]
+if TYPE_CHECKING:
+    from torch_watchdog_agent.rank import Rank
+    from torch_watchdog_agent.rescue.gpu import OnGpu
+
+__all__ = ["answer", "calls_of", "looked_at"]
 
 MAX_STACK = 3000
 # Where a healthy rank waits for another one: in a collective, or for the result of a backward that has collectives in it.
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py", "/torch/_tensor.py")
 _CLEARANCE = "/torch_watchdog_agent/clearance.py"  # on a GPU Python waits there, and not in the collective, for a neighbour's batch
 _NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/", "/torch_watchdog_agent/")
+
+
+def answer(order: Look, rank: Rank, gpu: OnGpu, *, at: tuple[int, bool]) -> Looked:
+    """Asked once the job has come to a standstill. `at`: the step, and whether the rank is between two."""
+    from torch_watchdog_agent.hooks.distributed import group_timeout_s
+
+    waits, stack, where = looked_at()
+    waits = waits or gpu.is_busy()
+    timeout_s = group_timeout_s()
+    calls, flight = calls_of(rank, device_answers=lambda: gpu.answers(rank.subjects.now()))
+    return Looked(
+        rank=rank.identity.rank, generation=order.generation, waits=waits, stack=stack + flight.lines, where=where, step=at[0], between=at[1],
+        timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=calls,
+    )  # fmt: skip
+
+
+def calls_of(rank: Rank, *, device_answers: Callable[[], bool]) -> tuple[tuple[GroupCalls, ...], Flight]:
+    """One entry a process group, and what torch has recorded of them. `device_answers`: whether a CUDA call would come back at all."""
+    from torch_watchdog_agent.hooks.collectives import calls_made
+
+    flight = NOTHING
+    try:
+        flight = read(device_answers=device_answers)
+        keep(flight, Path(rank.config.run_dir) / "logs" / f"rank-{rank.identity.rank}.flight.json")
+    except Exception as error:  # noqa: BLE001  another torch's dump, a full disk, a device that is lost
+        rank.say(f"torch's flight recorder could not be read ({type(error).__name__}: {error})")
+    try:
+        return calls_made(flight), flight
+    except Exception as error:  # noqa: BLE001  a failure is told without it
+        rank.say(f"the collectives that were called are not known ({type(error).__name__}: {error})")
+        return (), flight
 
 
 def looked_at() -> tuple[bool, str, str]:

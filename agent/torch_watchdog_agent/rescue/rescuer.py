@@ -20,7 +20,7 @@ from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
-from torch_watchdog_agent.rescue.words import words_of
+from torch_watchdog_agent.rescue.words import Words, words_of
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Failed, Free, Freed, GroupCalls, Holds, Look, Looked, Release, Rescue
 
@@ -123,15 +123,17 @@ class Rescuer:
     def noticed(self, error: BaseException) -> None:
         """An exception is in flight, and a process group is about to be torn down because of it: remember when that was."""
         if self._first_seen is None or self._first_seen[0] != id(error):
-            self._first_seen = (id(error), time.time_ns(), self._calls_made())
+            from torch_watchdog_agent.rescue.looking import calls_of
+
+            self._first_seen = (id(error), time.time_ns(), calls_of(self._rank, device_answers=lambda: True)[0])
 
     def keep(self, batch: Any) -> Any:
         """The batch that is about to be used, or what a replay puts in its place."""
         return self._batches.keep(batch, several=self._gpu.is_gated)
 
-    def failed(self, error: BaseException) -> None:
-        """An exception leaves the training: tell it."""
-        rank, words = self._rank, words_of(error)
+    def failed(self, error: BaseException, words: Words | None = None) -> None:
+        """An exception leaves the training: tell it. `words`: what was said of it while it was raised."""
+        rank, words = self._rank, words or words_of(error)
         step, between = self._step_of(words.text)
         self._batches.write_bundle(step)
         self.noticed(error)
@@ -155,15 +157,6 @@ class Rescuer:
         loop = self._rank.loop
         in_window = loop.is_open(loop.step)
         return loop.step + (not in_window and loop.updates_applied > 0), not in_window
-
-    def _calls_made(self) -> tuple[GroupCalls, ...]:
-        from torch_watchdog_agent.hooks.collectives import calls_made
-
-        try:
-            return calls_made()
-        except Exception as error:  # noqa: BLE001  a failure is told without it
-            self._rank.say(f"the collectives that were called are not known ({type(error).__name__}: {error})")
-            return ()
 
     def await_word(self) -> None:
         """After the rank's last exception was shown: a healthy state must not go before it is saved."""
@@ -199,17 +192,9 @@ class Rescuer:
 
     def looked(self, order: Look) -> Looked:
         """Where the training thread is: asked once the job has come to a standstill."""
-        from torch_watchdog_agent.hooks.distributed import group_timeout_s
-        from torch_watchdog_agent.rescue.looking import looked_at
+        from torch_watchdog_agent.rescue.looking import answer
 
-        waits, stack, where = looked_at()
-        waits = waits or self._gpu.is_busy()
-        timeout_s = group_timeout_s()
-        step, between = self._step_at_hand()
-        return Looked(
-            rank=self._rank.identity.rank, generation=order.generation, waits=waits, stack=stack, where=where, step=step, between=between,
-            timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=self._calls_made(),
-        )  # fmt: skip
+        return answer(order, self._rank, self._gpu, at=self._step_at_hand())
 
     def _begin(self, free: Free) -> None:
         if self._free is not None or self._over:

@@ -196,12 +196,13 @@ class RescueCoordinator:
         return (Tell(rank=best.rank, order=Rescue(generation=self._generation, path=path, reason=self._reason)),)
 
     def _why_nothing(self) -> str:
+        nobody = () if self._asked() else ("no healthy rank is left",)
         if self._problem:
-            return f"nothing was saved: {self._problem}"
+            return f"nothing was saved: {'; '.join((self._problem, *nobody))}"
         whys = dict.fromkeys(freed.why for _, freed in sorted(self._freed.items()) if freed.holds != "all" and freed.why)
         silent = sorted(self._asked() - self._freed.keys())
         parts = [*whys, *([f"no word from ranks {', '.join(map(str, silent[:8]))}"] if silent else [])]
-        return "nothing was saved: " + ("; ".join(parts) or "no healthy rank is left")
+        return "nothing was saved: " + "; ".join(parts or nobody)
 
     def _on_saved(self, saved: Saved, now: float) -> tuple[Effect, ...]:
         if self.state != "saving" or saved.rank != self._saver:

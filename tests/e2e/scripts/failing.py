@@ -63,6 +63,8 @@ def fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit3":
         sys.exit(3)
+    if how == "exit3-now":
+        os._exit(3)
     if how == "segv":
         ctypes.string_at(0)
     if how == "stop":

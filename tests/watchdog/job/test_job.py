@@ -30,7 +30,7 @@ from torch_watchdog.job.events import (
 from torch_watchdog.job.job import Job
 from torch_watchdog.job.rescues import HEAD_START_S
 from torch_watchdog_proto import messages as m
-from torch_watchdog_proto.rescue_words import Failed, Release
+from torch_watchdog_proto.rescue_words import Failed, Free, Release
 from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S
 
 REPO = Path(__file__).resolve().parents[3]
@@ -375,6 +375,14 @@ def test_a_diverged_training_is_one_incident_however_long_it_runs() -> None:
     for step in range(10):
         run.report(steps(0, step, [math.nan]), steps(1, step, [math.nan]))
     assert run.kinds == ["loss.not_finite"]
+
+
+def test_the_others_are_told_once_which_rank_has_ended_and_how() -> None:
+    run = Run()
+    run.hello(0, 1)
+    effects = run.report(events=(ended(1, 1, signal=9),))
+    (free,) = [effect.tell.order for effect in effects if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Free)]
+    assert free.reason == "rank 1 was ended by signal 9"
 
 
 @pytest.mark.parametrize(("culprit", "named", "others"), [(1, 1, [0]), (None, 0, [1]), (7, 0, [1])])

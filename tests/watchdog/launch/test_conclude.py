@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +21,16 @@ def stale(*_: object, **__: object) -> Any:
 class Stopped:
     """A launch whose daemon has decided 65, and is gone by now."""
 
-    def __init__(self, **broken: Any) -> None:
+    def __init__(self, *, exit_code: int | None = 65, heard: int = 2, **broken: Any) -> None:
+        self.exit_code = exit_code
         self.seat = SimpleNamespace(config=SimpleNamespace(exit_codes={}))
         self.job, self.joined, self.plan = "j", None, SimpleNamespace(command=("torchrun", "train.py"))
         self.directory = SimpleNamespace(root=Path("/r"), quarantine_file=SimpleNamespace(exists=broken.pop("quarantine", bool)))
-        self.ranks_heard, self.unused_resume, self.write_end = lambda: 2, lambda: None, lambda *_, **__: None
+        self.ranks_heard, self.unused_resume, self.write_end = lambda: heard, lambda: None, lambda *_, **__: None
         vars(self).update(broken)
 
     def finish(self, *_: object) -> JobOutcome:
-        return JobOutcome(exit_code=65, incidents=(), lines=())
+        return JobOutcome(exit_code=self.exit_code, incidents=(), lines=())
 
     def last_status(self) -> None:
         return None
@@ -36,5 +38,23 @@ class Stopped:
 
 @pytest.mark.parametrize("broken", ["quarantine", "ranks_heard", "unused_resume", "write_end"])
 def test_a_file_server_that_is_gone_does_not_make_a_stopped_job_look_finished(broken: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert conclude(Stopped(**{broken: stale}), 0, ()) == 65  # type: ignore[arg-type]
+    assert conclude(Stopped(**{broken: stale}), 0, (), came=()) == 65  # type: ignore[arg-type]
     assert "the end of this launch could not be told" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("came", "status", "words"),
+    [
+        ((signal.SIGTERM,), 1 << 8, "SIGTERM ended it before any rank had begun to train (exit code 1)"),
+        ((), signal.SIGINT, "SIGINT ended it before any rank had begun to train (exit code 130)"),  # as Ctrl-C, which we pass on to nobody
+        ((signal.SIGUSR1,), 1 << 8, "no rank reported, so nothing was watched (exit code 1)"),
+        ((), 1 << 8, "no rank reported, so nothing was watched (exit code 1)"),
+        ((), signal.SIGSEGV, "no rank reported, so nothing was watched (exit code 139)"),
+    ],
+)
+def test_a_signal_before_the_ranks_report_is_told_as_the_end(
+    came: tuple[signal.Signals, ...], status: int, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launch = Stopped(exit_code=None, heard=0, has_lost_its_record=bool)
+    assert conclude(launch, status, (), came=came) is None  # type: ignore[arg-type]
+    assert words in capfd.readouterr().err

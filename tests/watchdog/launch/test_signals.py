@@ -20,7 +20,7 @@ mask = signals.block_signals()
 with open_witness(signals.FORWARDED) as witness:
     early = signals.pending_end()
     pid = signals.spawn(sys.argv[1:], os.environ, mask=mask)
-    status = signals.wait_forwarding(pid, witness, tick=lambda: None)
+    status = signals.wait_forwarding(pid, witness, tick=lambda: None, came=lambda _: None)
 signals.end_like(status, mask)
 """
 # Counts what it gets, says so, and ends after SIGTERM or a line on stdin.

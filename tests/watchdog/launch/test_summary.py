@@ -108,6 +108,11 @@ def test_where_no_rank_reported_that_is_said_and_nothing_else_is_claimed() -> No
     assert "nothing found" not in " ".join(lines)
 
 
+def test_a_launch_that_is_ended_from_outside_before_its_ranks_report_is_told_as_that() -> None:
+    (line,) = summarise([], replace(END, exit_code=143, stopped_by_us=False, ranks_reported=0, signalled="SIGTERM"))
+    assert line == "job train-1: SIGTERM ended it before any rank had begun to train (exit code 143)"
+
+
 def test_the_first_critical_incident_is_told_and_the_others_are_counted() -> None:
     earlier_warning = INCIDENT | {"severity": "warning", "kind": "loss.spike", "time": "2026-01-31T00:00:00Z"}
     later = INCIDENT | {"kind": "rank.died", "time": "2026-02-01T00:00:00Z"}

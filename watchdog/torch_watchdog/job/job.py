@@ -289,7 +289,7 @@ class Job:
             self._failures.asked(alive)
             yield from self._ask(alive)[1]
             self._say_who_is_away(alive)
-        yield from self._rescue(rank.rank, failed.text, now, victim=self._failures.is_victim(rank.pid))
+        yield from self._rescue(rank.rank, f"rank {rank.rank}: {failed.text}", now, victim=self._failures.is_victim(rank.pid))
 
     def _ranks_in_training(self) -> frozenset[int]:
         return frozenset(rank.rank for rank in self._ranks.values() if rank.alive and rank.phase != "end")
@@ -403,7 +403,7 @@ class Job:
         if self._coordinator is None:
             return ()
         generation = self._coordinator.next_generation()
-        failed = RankFailed(rank=rank, reason=f"rank {rank}: {reason}", generation=generation, victim=victim)
+        failed = RankFailed(rank=rank, reason=reason, generation=generation, victim=victim)
         return self._tell_each(self._rescues.failed(failed, now))
 
     def _say_who_is_away(self, ranks: frozenset[int]) -> None:
@@ -437,7 +437,7 @@ class Job:
             self._failures.hung(rank.rank, node=rank.node, pid=rank.pid, step=step, why=hung.why, now=now, desync=hung.desync)
         self._stacks = hung.stacks
         # Of several that are only in different collectives each holds a whole state: one is ended, another saves.
-        yield from self._rescue(ranks[0].rank, hung.why, now)
+        yield from self._rescue(ranks[0].rank, f"rank {ranks[0].rank}: {hung.why}", now)
         yield from self._judge(now)
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:

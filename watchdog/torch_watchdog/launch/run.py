@@ -41,7 +41,7 @@ def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[st
     """Runs the command under the watchdog and ends this process as the job ended. `options` are ours, as they were given."""
     if os.environ.get(SWITCH, "").lower() == "off" or is_watched_already(os.environ):
         become(command)
-    mask = signals.block_signals()
+    mask, came = signals.block_signals(), list[signal.Signals]()
     with contextlib.ExitStack() as stack:
         witness = stack.enter_context(open_witness(signals.FORWARDED))
         try:
@@ -51,8 +51,8 @@ def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[st
             stack.close()
             signals.unblock_signals(mask)
             become(command)
-        status = run_command(watch, mask, witness)
-        decided = _guarded(lambda: conclude(watch, status, options))
+        status = run_command(watch, mask, witness, came=came.append)
+        decided = _guarded(lambda: conclude(watch, status, options, came=came))
     if decided is not None:
         sys.exit(decided)
     signals.end_like(status, mask)
@@ -92,8 +92,8 @@ def become(command: Sequence[str]) -> NoReturn:
         sys.exit(_cannot_start(command, error))
 
 
-def run_command(watch: Watch, mask: set[int], witness: Witness) -> int:
-    """The wait status of the command, or one that says why it was never started."""
+def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callable[[signal.Signals], object]) -> int:
+    """The wait status of the command, or one that says why it was never started. `came`: is told each signal from outside."""
     early = signals.pending_end()
     if early is not None:
         return early  # as a wait status: died by this signal
@@ -102,7 +102,7 @@ def run_command(watch: Watch, mask: set[int], witness: Witness) -> int:
         pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask, ignored=tuple(instead))
     except OSError as error:
         return _cannot_start(watch.plan.command, error) << 8
-    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()), instead=instead)
+    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()), came=came, instead=instead)
 
 
 def _for_the_ranks_alone(watch: Watch) -> dict[signal.Signals, Callable[[], None]]:
@@ -135,16 +135,20 @@ def _silence(watch: Watch, *, started_s: float) -> Callable[[], None]:
     return tick
 
 
-def conclude(watch: Watch, status: int, options: Sequence[str]) -> int | None:
-    """Reads what is left, writes job.json, says how it went. Returns the exit code where the watchdog decided it, whatever else fails."""
+def conclude(watch: Watch, status: int, options: Sequence[str], *, came: Sequence[signal.Signals]) -> int | None:
+    """Reads what is left, writes job.json, says how it went. `came`: signals from outside. Returns the exit code where the watchdog decided it,
+    whatever else fails."""
     own_code = signals.exit_code_of(status)
     outcome = watch.finish(own_code, os.WTERMSIG(status) if os.WIFSIGNALED(status) else None)
     decided = None if outcome.exit_code is None else watch.seat.config.exit_codes.get(outcome.exit_code, outcome.exit_code)
-    _guarded(lambda: _tell_end(watch, status, options, outcome, own_code if decided is None else decided, stopped=decided is not None))
+    code = own_code if decided is None else decided
+    _guarded(lambda: _tell_end(watch, status, options, outcome, code, stopped=decided is not None, came=came))
     return decided
 
 
-def _tell_end(watch: Watch, status: int, options: Sequence[str], outcome: JobOutcome, exit_code: int, *, stopped: bool) -> None:
+def _tell_end(
+    watch: Watch, status: int, options: Sequence[str], outcome: JobOutcome, exit_code: int, *, stopped: bool, came: Sequence[signal.Signals]
+) -> None:
     last = watch.last_status()
     reported = len(last.ranks) if last else watch.ranks_heard()
     ranks = last.ranks if last else ()
@@ -154,6 +158,7 @@ def _tell_end(watch: Watch, status: int, options: Sequence[str], outcome: JobOut
         recorded_by=watch.joined.hosted_by if watch.joined else None,
         exit_code=exit_code,
         stopped_by_us=stopped,
+        signalled=_asks_for_the_end(came, status),
         ranks_reported=reported,
         ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
         steps=max((rank.last_step + 1 for rank in ranks if rank.last_step is not None), default=0),
@@ -171,6 +176,13 @@ def _tell_end(watch: Watch, status: int, options: Sequence[str], outcome: JobOut
     lost = [RECORD_LOST] if has_lost_its_record else []
     for line in [*outcome.lines, *lost, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
+
+
+def _asks_for_the_end(came: Sequence[signal.Signals], status: int) -> str:
+    """The signal from outside that ended the command, by its name, or ""; also where it came before the command was started, or to it alone."""
+    own = [os.WTERMSIG(status)] if os.WIFSIGNALED(status) and os.WTERMSIG(status) in signals.FORWARDED else []
+    ends = [number for number in (*came, *own) if number not in (signal.SIGUSR1, signal.SIGUSR2)]
+    return signal.Signals(ends[0]).name if ends else ""
 
 
 def _reason(outcome: JobOutcome, status: int) -> str:

@@ -17,7 +17,17 @@ from typing import NoReturn
 
 from torch_watchdog.launch.witness import Witness
 
-__all__ = ["block_signals", "end_like", "exit_code_of", "pending_end", "replace_with", "spawn", "unblock_signals", "wait_forwarding"]
+__all__ = [
+    "FORWARDED",
+    "block_signals",
+    "end_like",
+    "exit_code_of",
+    "pending_end",
+    "replace_with",
+    "spawn",
+    "unblock_signals",
+    "wait_forwarding",
+]
 
 FORWARDED = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT})
 _WAITED = FORWARDED | {signal.SIGCHLD}
@@ -66,12 +76,13 @@ def wait_forwarding(
     witness: Witness,
     *,
     tick: Callable[[], None],
+    came: Callable[[signal.Signals], object],
     instead: Mapping[signal.Signals, Callable[[], None]] = MappingProxyType({}),
     interval_s: float = 1.0,
 ) -> int:
     """Waits for the command, passing on what came for us alone (`kill PID`; not Ctrl-C, `kill %1` or `timeout`, which reach the command too).
 
-    Calls `tick` about every `interval_s`. `instead`: what is done with a signal in place of passing it on. Returns the wait status.
+    Calls `tick` about every `interval_s`, and `came` with each signal. `instead`: what is done with one in place of passing it on. Returns the wait status.
     """
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -81,8 +92,10 @@ def wait_forwarding(
         if info is None:
             witness.forget()
             tick()
-        elif info.si_signo in FORWARDED and not witness.saw(info.si_signo):
-            instead.get(signal.Signals(info.si_signo), functools.partial(_send, pid, info.si_signo))()
+        elif info.si_signo in FORWARDED:
+            came(signal.Signals(info.si_signo))
+            if not witness.saw(info.si_signo):
+                instead.get(signal.Signals(info.si_signo), functools.partial(_send, pid, info.si_signo))()
 
 
 def _send(pid: int, number: int) -> None:

@@ -41,6 +41,7 @@ END_FIELDS = (
     "updates",
     "told",
     "unused_resume",
+    "signalled",
 )  # of a JobEnd, under `end` in job.json
 _SEVERITIES = ("critical", "warning", "info")
 
@@ -66,6 +67,7 @@ class JobEnd:
     here: str = "/"
     folder: str | None = None  # None: here
     unused_resume: str | None = None  # --resume was given and no rank took it
+    signalled: str = ""  # the signal from outside that asked for the end
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
 
@@ -133,6 +135,8 @@ def _telling_order(incident: Incident) -> tuple[bool, int, str]:
 
 def _nobody_reported(end: JobEnd) -> list[str]:
     """A command that failed before it trained has said itself why; one that succeeded has perhaps trained where we could not see it."""
+    if end.signalled and end.exit_code:
+        return [f"job {end.job}: {end.signalled} ended it before any rank had begun to train (exit code {end.exit_code})"]
     of = f"0 of {end.ranks_expected} ranks" if end.ranks_expected else "no rank"
     line = f"job {end.job}: {of} reported, so nothing was watched (exit code {end.exit_code})"
     if end.exit_code:
