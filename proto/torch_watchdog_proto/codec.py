@@ -31,6 +31,7 @@ __all__ = [
     "read_plain_message",
     "read_stored_report",
     "read_tell_rank",
+    "stored_as_received",
     "stored_report",
     "tell_rank",
 ]
@@ -144,6 +145,11 @@ def stored_report(node: str, session: str, report: messages.NodeReport) -> bytes
     message = telemetry_pb2.StoredReport(node=node, session=session)
     write_fields(message.report, report)
     return typing.cast("bytes", message.SerializeToString())
+
+
+def stored_as_received(node: str, session: str, message: Any) -> bytes:
+    """The same of the NodeMessage that a report came in and was read from: its bytes are taken over, not made a second time."""
+    return typing.cast("bytes", telemetry_pb2.StoredReport(node=node, session=session, report=message.report).SerializeToString())
 
 
 @_on_malformed

@@ -175,8 +175,13 @@ def _list_field(name: str, item: Any) -> _Field:
     if _options(item)[0] == (int, float):
         return _each_field(name, _write_number, _read_number)
 
+    if item is not str:  # columns of numbers, thousands of entries a second: nothing to look at in each
+        return _Field(
+            name, lambda m, values: getattr(m, name).extend(_bounded(values, name)), lambda m: tuple(_bounded(getattr(m, name), name))
+        )
+
     def checked(values: Any) -> Any:
-        return tuple(_text(value, name) if isinstance(value, str) else value for value in _bounded(values, name))
+        return tuple(_text(value, name) for value in _bounded(values, name))
 
     return _Field(name, lambda m, values: getattr(m, name).extend(checked(values)), lambda m: checked(getattr(m, name)))
 

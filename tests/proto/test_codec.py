@@ -121,6 +121,14 @@ def test_a_stored_report_comes_back_as_it_was(node: str, session: str, report: m
     assert codec.read_stored_report(codec.stored_report(node, session, report)) == (node, session, report)
 
 
+@given(TEXT, TEXT, instances_of(messages.NodeReport))
+def test_a_report_is_stored_from_the_message_that_brought_it_as_if_it_were_written_anew(
+    node: str, session: str, report: messages.NodeReport
+) -> None:
+    stored = codec.stored_as_received(node, session, through(codec.node_message(report)))
+    assert codec.read_stored_report(stored) == (node, session, report)
+
+
 def test_a_nan_loss_stays_a_nan() -> None:
     block = small_block(loss=(float("nan"),), loss_known=(True,))
     (loss,) = codec.read_plain_message(through(codec.plain_message(block))).loss

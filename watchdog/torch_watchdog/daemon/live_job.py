@@ -33,7 +33,6 @@ from torch_watchdog.numbers import load_numpy
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.record import Record, event_record, json_record, report_record, stacks_record
-from torch_watchdog_proto.codec import stored_report
 from torch_watchdog_proto.envelopes import TellRank
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.messages import NodeReport
@@ -160,21 +159,19 @@ class LiveJob:
         self._names.add(name)
         return name
 
-    def take_report(self, node: str, report: NodeReport, done: Callable[[], None]) -> None:
-        """Keeps the report and judges it, once: a number that was taken before changes nothing. `done` is called once it was written."""
+    def take_report(self, node: str, report: NodeReport, stored: Callable[[], bytes], done: Callable[[], None]) -> None:
+        """Keeps the report and judges it, once: a number that was taken before changes nothing. `done` is called once it was written.
+
+        `stored` gives the frame that keeps it, and is asked in the store's thread.
+        """
         if report.seq <= self.last_seq.get(node, 0):
             self._counters.repeated_reports += 1
             done()
             return
         self.last_seq[node] = report.seq
         self._counters.reports += 1
-        session = self.job.session
         name = self.job.name
-        self._keep(
-            lambda: self._files.append_report(node, session, report),
-            lambda: report_record(name, node, report.seq, stored_report(node, session, report)),
-            done,
-        )
+        self._keep(lambda: self._files.append_stored(stored()), lambda: report_record(name, node, report.seq, stored()), done)
         if report.blocks:
             load_numpy()
         self.handle(ReportCame(node=node, report=report))

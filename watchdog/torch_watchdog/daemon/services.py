@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -43,7 +44,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[mi
         with live.reporting(hello.node):
             async with _owned(acks.write_all()):
                 async for request in requests:
-                    await _take(codec.read_node_message(request), live, hello.node, acks, context)
+                    await _take(request, live, hello.node, acks, context)
 
     @checked("report")
     async def Join(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
@@ -52,11 +53,13 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[mi
         return codec.plain_message(answer)
 
 
-async def _take(says: NodeHello | NodeReport | NodeGoodbye, live: LiveJob, node: str, acks: _Acks, context: Any) -> None:
+async def _take(request: Any, live: LiveJob, node: str, acks: _Acks, context: Any) -> None:
+    says = codec.read_node_message(request)
     match says:
         case NodeReport():
             await live.has_room()
-            live.take_report(node, says, acks.promise(says.seq))
+            stored = functools.partial(codec.stored_as_received, node, live.job.session, request)
+            live.take_report(node, says, stored, acks.promise(says.seq))
         case NodeGoodbye():
             live.handle(NodeLeft(node=node, goodbye=says))
             await acks.all_written()

@@ -24,7 +24,10 @@ class BackgroundWriter:
     """Runs works in the order in which they were given. `say` gets a line when writes begin to be lost and when they no longer are, once a minute at most."""
 
     def __init__(self, *, max_pending: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._queue: queue.Queue[tuple[Work, Done | None] | None] = queue.Queue(maxsize=max_pending)
+        self._queue: queue.SimpleQueue[tuple[Work, Done | None] | None] = (
+            queue.SimpleQueue()
+        )  # thousands of writes a second: Queue's locks are in Python
+        self._max_pending = max_pending
         self._say, self._clock = say, clock
         self._said_s = self._lost_s = -math.inf
         self._told = False
@@ -36,19 +39,16 @@ class BackgroundWriter:
 
     def submit(self, work: Work, done: Done | None = None) -> None:
         """Queues one write. `done` is called from this thread's side once it was tried, whether or not it was lost; at once where the queue is full."""
-        try:
-            self._queue.put_nowait((work, done))
-        except queue.Full:
-            self._lost(f"the disk is too slow: {self._queue.maxsize} writes are waiting")
-            if done is not None:
-                done()
+        if self._queue.qsize() < self._max_pending:
+            self._queue.put((work, done))
+            return
+        self._lost(f"the disk is too slow: {self._max_pending} writes are waiting")
+        if done is not None:
+            done()
 
     def close(self, timeout_s: float) -> bool:
         """Lets what is queued be written, for at most so long. False where something is left."""
-        try:
-            self._queue.put(None, timeout=timeout_s)
-        except queue.Full:
-            return False
+        self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -72,7 +72,7 @@ class BackgroundWriter:
             self._say(f"the run directory cannot be written ({reason}): records are being dropped; the training goes on")
 
     def _written(self) -> None:
-        if self.is_dropping and self._clock() - self._lost_s >= _WELL_S and self._queue.qsize() < self._queue.maxsize // 2:
+        if self.is_dropping and self._clock() - self._lost_s >= _WELL_S and self._queue.qsize() < self._max_pending // 2:
             self.is_dropping = False
             if self._told:
                 self._told = False

@@ -31,7 +31,11 @@ class JobFiles:
 
     def append_report(self, node: str, session: str, report: NodeReport) -> None:
         """Keeps the report as it came; reports that say nothing are kept too, because their numbers must outlive the daemon."""
-        self._segments.append(stored_report(node, session, report))
+        self.append_stored(stored_report(node, session, report))
+
+    def append_stored(self, stored: bytes) -> None:
+        """The same as a frame that is made already."""
+        self._segments.append(stored)
 
     def append_event(self, event: Mapping[str, Any]) -> None:
         """One line of events.jsonl."""

@@ -1,0 +1,180 @@
+"""Nodes of one job, as many as are asked for, over real gRPC streams: each sends one report of all its ranks' newest step a second.
+
+`simulated_nodes.py ADDRESS FIRST LAST RANKS_PER_NODE SECONDS`, a process of its own for scale.py: what it takes must not count as the daemon's. Prints a line
+of JSON a second: reports sent and acked, and how long acks took. A line `xid NODE` on its input makes that node report an Xid of its first rank's GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from torch_watchdog_proto import __version__, codec
+from torch_watchdog_proto.envelopes import TOKEN_KEY, ControlHello, RankSaid
+from torch_watchdog_proto.messages import GpuSample, NodeHello, NodeReport, RankHello, StepBlock, TensorColumns
+from torch_watchdog_proto.v1 import telemetry_pb2
+
+JOB, SESSION = "scale", "s"
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+
+
+def gpu_of(rank: int) -> str:
+    return f"GPU-{rank:08x}"
+
+
+class Template:
+    """One node's report; only what changes from step to step is written anew."""
+
+    def __init__(self, ranks: range) -> None:
+        self._ranks = ranks
+        self._message = codec.node_message(NodeReport(seq=1, time_ns=1, blocks=tuple(_block(rank) for rank in ranks)))
+        self._report = self._message.report
+
+    def made(self, seq: int, rng: random.Random, *, xid: bool) -> bytes:
+        now_ns = time.time_ns()
+        self._report.seq, self._report.time_ns = seq, now_ns
+        for block in self._report.blocks:
+            own_ns = int(rng.uniform(0.7e9, 0.8e9))
+            block.first_record = 5 * seq
+            block.micro_of_step_delta[0] = block.step_delta[0] = seq
+            block.micro_time_ns_delta[0] = block.step_time_ns_delta[0] = now_ns
+            block.updates_applied_delta[0] = seq
+            block.loss[0], block.grad_norm[0] = rng.uniform(2, 3), rng.uniform(0.5, 1.5)
+            block.forward_ns[0], block.backward_ns[0] = own_ns, 10**9 - own_ns
+        if not xid:
+            return bytes(self._message.SerializeToString())
+        sample = GpuSample(
+            time_ns=now_ns, index=0, uuid=gpu_of(self._ranks[0]), name="simulated", memory_used_bytes=1, memory_total_bytes=2, xids=(79,)
+        )
+        told = codec.node_message(NodeReport(seq=seq, time_ns=now_ns, gpus=(sample,)))
+        told.report.blocks.MergeFrom(self._report.blocks)
+        return bytes(told.SerializeToString())
+
+
+def _block(rank: int) -> StepBlock:
+    def tensor(key: str, high: float, ignored: int) -> TensorColumns:
+        return TensorColumns(
+            key=key, dtype="int64", rows=(0,), low=(0.0,), high=(high,), negatives=(ignored,), ignored=(ignored,), finite=(True,), shapes=((8, 4096),),
+            bound_low=0.0, bound_high=32000.0,
+        )  # fmt: skip
+
+    return StepBlock(
+        rank=rank, attempt=0, pid=rank + 1, first_record=1, micro_step=(0,), micro_of_step=(1,), micro_time_ns=(1,), loader_ns=(2_000_000,), loss=(2.5,),
+        loss_known=(True,), evaluation=(False,), forward_ns=(1,), scale=(0.0,), step=(1,), step_time_ns=(1,), step_ns=(10**9,), vetoed=(False,),
+        allocated_bytes=(40 << 30,), reserved_bytes=(50 << 30,), peak_bytes=(60 << 30,), updates_applied=(1,), backward_ns=(1,), grad_norm=(1.0,),
+        alloc_retries=(0,), gpu=gpu_of(rank),
+        tensors=(tensor("input_ids", 31000, 0), tensor("labels", 31000, 900), tensor("attention_mask", 1, 0)),
+    )  # fmt: skip
+
+
+class Node:
+    """One node's two streams."""
+
+    def __init__(self, address: str, number: int, ranks: range, world_size: int, told: Told) -> None:
+        self.number, self.xid = number, False
+        self._address, self._ranks, self._world_size, self._told = address, ranks, world_size, told
+        self._sent_s: dict[int, float] = {}
+
+    async def run(self, begin: asyncio.Event, seconds: float, metadata: Any) -> None:
+        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+            telemetry = channel.stream_stream("/torch_watchdog.v1.Telemetry/Report", request_serializer=None, response_deserializer=None)(
+                metadata=metadata
+            )
+            hello = NodeHello(
+                job=JOB, node=f"node-{self.number}", version=__version__, policy="observe", command=("train",), run_dir="", session=SESSION,
+                nodes=self._world_size // len(self._ranks), node_rank=self.number,
+            )  # fmt: skip
+            await telemetry.write(codec.node_message(hello).SerializeToString())
+            await telemetry.read()
+            control = channel.stream_stream("/torch_watchdog.v1.Control/Attach", request_serializer=None, response_deserializer=None)(
+                metadata=metadata
+            )
+            for message in self._hellos():
+                await control.write(codec.control_message(message).SerializeToString())
+            self._told.joined += 1
+            acks = asyncio.create_task(self._acks(telemetry))
+            await begin.wait()
+            await self._reports(telemetry, seconds)
+            acks.cancel()
+
+    def _hellos(self) -> list[Any]:
+        hellos: list[Any] = [ControlHello(job=JOB, node=f"node-{self.number}", session=SESSION, version=__version__)]
+        for local, rank in enumerate(self._ranks):
+            said = RankHello(
+                rank=rank, local_rank=local, world_size=self._world_size, pid=rank + 1, attempt=0, host="h", version=__version__
+            )
+            hellos.append(RankSaid(attempt=0, message=said))
+        return hellos
+
+    async def _reports(self, telemetry: Any, seconds: float) -> None:
+        rng, template = random.Random(self.number), Template(self._ranks)
+        due, ends = time.monotonic() + rng.random(), time.monotonic() + seconds
+        seq = 0
+        while due < ends:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            seq += 1
+            made, self.xid = template.made(seq, rng, xid=self.xid), False
+            self._sent_s[seq] = due  # a report that could not be sent when it was due has waited since
+            await telemetry.write(made)
+            self._told.sent += 1
+            due += 1.0
+
+    async def _acks(self, telemetry: Any) -> None:
+        while (answer := await telemetry.read()) is not grpc.aio.EOF:
+            seq = codec.read_daemon_message(telemetry_pb2.DaemonMessage.FromString(answer)).seq
+            self._told.acks_s.append(time.monotonic() - self._sent_s.pop(seq))
+
+
+class Told:
+    """What is printed once a second."""
+
+    def __init__(self) -> None:
+        self.joined = self.sent = 0
+        self.acks_s: deque[float] = deque()
+
+    def line(self) -> str:
+        acks, self.acks_s = sorted(self.acks_s), deque()
+        return json.dumps(
+            {"joined": self.joined, "sent": self.sent, "cpu_s": round(time.process_time(), 2), "acks_s": [round(one, 4) for one in acks]}
+        )
+
+
+async def main(address: str, first: int, last: int, per_node: int, seconds: float, world_size: int) -> None:
+    told, begin = Told(), asyncio.Event()
+    nodes = [Node(address, number, range(number * per_node, (number + 1) * per_node), world_size, told) for number in range(first, last)]
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_hear, args=(loop, begin, {node.number: node for node in nodes}), daemon=True).start()
+    metadata = ((TOKEN_KEY, Path(os.environ["TORCH_WATCHDOG_TOKEN_FILE"]).read_text().strip()),)
+    tasks = []
+    for number, node in enumerate(nodes):
+        tasks.append(asyncio.create_task(node.run(begin, seconds, metadata)))
+        if number % 32 == 31:
+            await asyncio.sleep(0.1)  # not all at one moment
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(1.0)
+        print(told.line(), flush=True)
+    for task in tasks:
+        task.result()
+
+
+def _hear(loop: asyncio.AbstractEventLoop, begin: asyncio.Event, nodes: dict[int, Node]) -> None:
+    for line in sys.stdin:
+        word, _, number = line.strip().partition(" ")
+        if word == "begin":
+            loop.call_soon_threadsafe(begin.set)
+        elif int(number) in nodes:
+            nodes[int(number)].xid = True
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]), int(sys.argv[6])))
