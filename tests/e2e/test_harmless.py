@@ -55,6 +55,12 @@ def test_one_rank_under_plain_python_is_bit_identical_too(tmp_path: Path) -> Non
     assert (watched.code, numbers(watched)) == (0, numbers(plain)), watched.err
 
 
+def test_what_a_training_deletes_is_gone(tmp_path: Path) -> None:
+    """Parameters, optimizer state, buffers: memory that the next model of the same script may need."""
+    run = launch(tmp_path, [*watchdog(), str(BIN / "python"), *script("lets_go.py", "cpu")])
+    assert (run.code, run.lines("alive:")) == (0, ["alive: []"]), run.err
+
+
 def test_without_dev_shm_the_training_goes_on_and_one_line_says_what_is_lost(tmp_path: Path) -> None:
     inside = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"', "sh"]
     run = launch(tmp_path, [*inside, *watchdog(), *torchrun(*script("train.py", "--epochs", 1))])

@@ -8,6 +8,7 @@ device's own stream.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,7 +34,7 @@ class Buffers:
     """The buffers of some models. Made anew whenever the models change."""
 
     def __init__(self, models: Iterable[Any], *, max_bytes: int, say: Callable[[str], None]) -> None:
-        self._slots = [slot for model in models for slot in _slots_of(model)]
+        self._of_models = {weakref.ref(model, self._forget): _slots_of(model) for model in models}
         self._max_bytes = max_bytes
         self._say = say
         self._said: set[str] = set()
@@ -49,6 +50,8 @@ class Buffers:
         if self._noticed_change() or self._windows == _LEARNING_WINDOWS:
             self._choose()
             self._chosen_at = updates
+        if not self._batches:
+            return
         import torch
 
         with torch.no_grad():
@@ -103,6 +106,13 @@ class Buffers:
 
         return lambda value: read(replaced(value))
 
+    def _forget(self, model: weakref.ref[Any]) -> None:
+        """It was the user's to delete: no buffer of it is held any longer."""
+        gone = set(map(id, self._of_models.pop(model, ())))
+        self._watched = [slot for slot in self._watched if id(slot) not in gone]
+        self._kept = [slot for slot in self._kept if id(slot) not in gone]
+        self._batches = _by_kind(self._kept)
+
     @property
     def too_large(self) -> tuple[str, ...]:
         """Buffers that change and are not kept, because all copies together would be too large."""
@@ -126,11 +136,12 @@ class Buffers:
 
     def _choose(self) -> None:
         learning = self._windows < _LEARNING_WINDOWS
-        present = [slot for slot in self._slots if slot.tensor is not None]
+        slots = [slot for of_one in self._of_models.values() for slot in of_one]
+        present = [slot for slot in slots if slot.tensor is not None]
         wanted = [slot for slot in present if slot.changes or (learning and _bytes(slot.tensor) <= _SMALL_BYTES)]
         self._kept = _that_fit(wanted, self._max_bytes)
         kept = set(map(id, self._kept))
-        self._watched = [slot for slot in self._slots if id(slot) not in kept]
+        self._watched = [slot for slot in slots if id(slot) not in kept]
         for slot in self._watched:
             slot.copy = None
         for slot in self._kept:

@@ -6,6 +6,7 @@ training loop once per window and does not synchronise with a device. State that
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,15 +33,15 @@ class WindowState:
         self._say = say
         self._max_buffer_bytes = max_buffer_bytes
         self._generation = -1
+        self._owners = _Owners(subjects)
         self._buffers: Buffers | None = None
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
 
     def opened(self, *, updates: int = 0) -> None:
         """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept."""
-        subjects = self._subjects
-        if subjects.generation != self._generation:
+        if self._subjects.generation != self._generation:
             self._follow()
-        self._kept.append(_moment(subjects, updates=updates))
+        self._kept.append(_moment(self._owners, updates=updates))
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
 
@@ -66,7 +67,7 @@ class WindowState:
     @contextmanager
     def rewound(self, windows_back: int = 1, *, buffers: bool = True) -> Iterator[None]:
         """The body sees the state of the window's start; after it everything is as it was before. For a save in the middle of a window."""
-        present = _moment(self._subjects)
+        present = _moment(self._owners)
         put_buffers_back = self._buffers.present() if self._buffers is not None and buffers else None
         self.restore(windows_back, buffers=buffers)
         try:
@@ -94,48 +95,70 @@ class WindowState:
         # Looking for the models may need a search through all objects: once, when an optimizer has stepped for the first time.
         models = self._subjects.models() if self._subjects.optimizers() else ()
         self._buffers = Buffers(models, max_bytes=self._max_buffer_bytes, say=self._say) if models else None
+        self._owners = _Owners(self._subjects)
         self._generation = self._subjects.generation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Moment:
-    """Everything but the buffers. Pairs of a living namespace and what was in it."""
+class _Owners:
+    """Whose namespaces a window changes. The objects are the user's to delete: they are held weakly."""
 
+    def __init__(self, subjects: Subjects) -> None:
+        self._optimizers = [weakref.ref(optimizer) for optimizer in subjects.optimizers()]
+        self._others = [weakref.ref(item) for item in (*_all_schedulers(subjects), *subjects.scalers())]
+
+    def namespaces(self) -> list[list[dict[str, Any]]]:
+        """Of each object: of an optimizer its groups, none where the object is gone."""
+        groups = [optimizer.param_groups if (optimizer := ref()) is not None else [] for ref in self._optimizers]
+        return groups + [[item.__dict__] if (item := ref()) is not None else [] for ref in self._others]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Everything but the buffers."""
+
+    owners: _Owners
+    kept: list[list[dict[str, Any]]]
     rng: RngState
     updates: int
-    namespaces: list[tuple[dict[str, Any], dict[str, Any]]]
 
     def put_back(self) -> None:
-        for living, kept in self.namespaces:
+        for living, kept in self._pairs():
             for key, value in kept.items():
                 living[key] = _as_it_was(value)
         self.rng.restore()
 
     def is_in_place(self) -> bool:
         """Of plain values: a schedule moves its count and the learning rates."""
-        return all(living.get(key) == value for living, kept in self.namespaces for key, value in kept.items() if type(value) in _AS_IT_IS)
+        return all(living.get(key) == value for living, kept in self._pairs() for key, value in kept.items() if type(value) in _AS_IT_IS)
+
+    def _pairs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        both = zip(self.owners.namespaces(), self.kept, strict=True)
+        return [pair for living, kept in both for pair in zip(living, kept, strict=False)]  # groups may have been added since
 
 
-def _moment(subjects: Subjects, *, updates: int = 0) -> _Moment:
-    groups = [group for optimizer in subjects.optimizers() for group in optimizer.param_groups]
-    attributes = [item.__dict__ for item in (*_all_schedulers(subjects), *subjects.scalers())]
-    return _Moment(
-        rng=RngState.capture(), updates=updates, namespaces=[(living, _kept_namespace(living)) for living in groups + attributes]
-    )
+def _moment(owners: _Owners, *, updates: int = 0) -> _Moment:
+    kept = [[_kept_namespace(living) for living in of_one] for of_one in owners.namespaces()]
+    return _Moment(owners, kept, RngState.capture(), updates)
 
 
 def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:
     """The values that a window changes: numbers, words, plain containers of them, tensors.
 
-    Nothing else: a scaler's notes on the step that it is in the middle of must not come back, nor a function that was wrapped since.
+    Nothing else: a scaler's notes on the step that it is in the middle of must not come back, nor a function that was wrapped since. And what holds
+    objects of the user's would keep them alive.
     """
-    plain = {key: value for key, value in living.items() if type(value) in _AS_IT_IS or isinstance(value, (int, float))}
-    more = {key: _kept(value) for key, value in living.items() if key not in plain and key != "params" and _is_kept(value)}
-    return plain | more
+    return {key: _kept(value) for key, value in living.items() if key != "params" and _is_kept(value)}
 
 
 def _is_kept(value: Any) -> bool:
-    return type(value) in (list, tuple, dict) or hasattr(value, "_version")
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return True
+    if kind in (list, tuple):
+        return all(map(_is_kept, value))
+    if kind is dict:
+        return all(map(_is_kept, value.values()))
+    return isinstance(value, int | float) or hasattr(value, "_version")
 
 
 def _all_schedulers(subjects: Subjects) -> list[Any]:

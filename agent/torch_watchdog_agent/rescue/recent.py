@@ -1,7 +1,7 @@
 """The batches that a failure may come from, and the bundle made of one.
 
-Owns how many are held: the last one; on a GPU, whose failures are heard when Python is already ahead, a few more, as long as they lie on the host.
-In a replay the recorded batch takes the place of the loop's.
+Owns how many are held: the last one; for a GPU, whose failures are heard when Python is already ahead, a few more. Batches that lie on a GPU are not held:
+they would cost its memory, and after an assertion nothing is read from there. In a replay the recorded batch takes the place of the loop's.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class RecentBatches:
             from torch_watchdog_agent.rescue import bundle
 
             batch = bundle.read_into(Path(replay), batch)
-        if not (several and self._are_on_host(batch)):
+        if not several:
             self._kept.clear()
-        self._kept.append((self._rank.loop.step, batch))
+        if self._are_on_host(batch):
+            self._kept.append((self._rank.loop.step, batch))
         return batch
 
     def _are_on_host(self, batch: Any) -> bool:
