@@ -24,7 +24,8 @@ class Gate:
 
     def __init__(self, rank: int, decide: Decide, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._participant, self._decide = Participant(rank), decide
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._clock = clock
         self._gone = False
         self.phase: Phase = "start"
@@ -63,8 +64,12 @@ class Gate:
 
     def judge(self, step: int) -> Pass | Skip | Act:
         """What to do with the update of `step`. Waits for a decision where one is under way, never past its deadline."""
-        decision: Pass | Skip | Act = self._until_decided(lambda: self._participant.at_gate(step, now=self._now()))
-        return decision
+        with self._lock:  # the usual case, with as little code as it takes
+            decision = self._participant.at_gate(step, now=self._now())
+        if not isinstance(decision, Wait | Propose):
+            return decision
+        later: Pass | Skip | Act = self._until_decided(lambda: self._participant.at_gate(step, now=self._now()))
+        return later
 
     def boundary(self) -> Act | None:
         """The order to act on before the next batch is fetched. Waits where the others may stop at this very boundary."""

@@ -98,7 +98,7 @@ class History:
         if loss.is_cuda:
             self._losses.append((self._copies.start(loss.detach()), 0))
             return None
-        value = float(loss.detach())
+        value = float(loss.item())
         # A loop that fetched several micro-batches first: when the later ones' forwards began is not known.
         forward_ns, self._handed_ns = max(0, now_ns - self._handed_ns) if self._handed_ns else 0, 0
         self._losses.append((value, forward_ns))

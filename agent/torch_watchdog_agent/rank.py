@@ -226,8 +226,10 @@ class Rank:
 
     def evaluating(self) -> bool:
         """Whether all models are in evaluation mode, in a loop that does not train in that mode."""
-        models = self.subjects.models() if self._gates_seen else ()
-        return bool(models) and not self._trains_in_eval and not any(model.training for model in models)
+        if self._trains_in_eval or not self._gates_seen:
+            return False
+        models = self.subjects.models()
+        return bool(models) and not any(model.training for model in models)
 
     def handed(self, batch: object, checked: Checked | None, *, loader_ns: int, evaluation: bool) -> object:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -49,6 +49,7 @@ _HEADER = struct.Struct("<8sHHIiIIIQ")
 _COUNT = struct.Struct("<Q")
 _COUNT_AT = 64
 _SLOT = struct.Struct("<QIHH")  # sequence number, crc32, kind, payload length
+_NUMBER, _KIND = struct.Struct("<QI"), struct.Struct("<HH")  # the two halves of a slot's head
 _PAYLOAD_BYTES = RECORD_BYTES - _SLOT.size
 _CRC_FROM = 12  # the checksum covers kind, length and payload, and starts from the sequence number
 
@@ -210,12 +211,13 @@ class RingWriter:
 
     def write(self, record: Record) -> None:
         """Appends one record; the oldest gives way."""
-        kind, payload = _PACK[type(record)](record)
+        kind, pack = _PACK[type(record)]
+        payload = pack(record)
         number = self._written + 1
         offset = HEADER_BYTES + (number - 1) % self._capacity * RECORD_BYTES
-        checked = struct.pack("<HH", kind, len(payload)) + payload
+        checked = _KIND.pack(kind, len(payload)) + payload
         self._buffer[offset + _CRC_FROM : offset + _CRC_FROM + len(checked)] = checked
-        struct.pack_into("<QI", self._buffer, offset, number, _checksum(number, checked))
+        _NUMBER.pack_into(self._buffer, offset, number, _checksum(number, checked))
         self._written = number
         _COUNT.pack_into(self._buffer, _COUNT_AT, number)
 
@@ -387,12 +389,7 @@ _KINDS: tuple[tuple[type[Record], Callable[..., bytes], Callable[[bytes], Record
 )
 
 
-def _packers() -> Iterator[tuple[type[Record], Callable[[Record], tuple[int, bytes]]]]:
-    for kind, (cls, pack, _) in enumerate(_KINDS):
-        yield cls, lambda record, kind=kind, pack=pack: (kind, pack(record))  # type: ignore[misc]
-
-
-_PACK = dict(_packers())
+_PACK: dict[type[Record], tuple[int, Callable[..., bytes]]] = {cls: (kind, pack) for kind, (cls, pack, _) in enumerate(_KINDS)}
 
 
 def _unpack(kind: int, payload: bytes) -> Record | None:

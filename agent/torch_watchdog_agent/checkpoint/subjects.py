@@ -35,7 +35,8 @@ class Subjects:
         self._found: tuple[int, tuple[weakref.ref[Any], ...]] = (-1, ())
 
     def optimizer_seen(self, optimizer: Any) -> None:
-        self._optimizers.add(inner_optimizer(optimizer))
+        if optimizer not in self._optimizers:
+            self._optimizers.add(inner_optimizer(optimizer))
 
     def scheduler_seen(self, scheduler: Any) -> None:
         self._schedulers.add(scheduler)
@@ -86,10 +87,13 @@ class _Seen:
 
     def add(self, item: Any) -> None:
         key = id(item)
-        if key in self._refs:
+        if item in self:
             return
         self._refs[key] = weakref.ref(item, lambda _: self._forget(key))
         self._changed()
+
+    def __contains__(self, item: Any) -> bool:
+        return id(item) in self._refs
 
     def _forget(self, key: int) -> None:
         self._refs.pop(key, None)
