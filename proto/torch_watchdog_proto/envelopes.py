@@ -52,9 +52,10 @@ class HelloAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAck:
-    """The report `seq` is kept (or was already)."""
+    """The report `seq` is kept (or was already). `every_ms`: how far apart this node's reports should be, as many as there are; 0: as it likes."""
 
     seq: int
+    every_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Nodes of one job, as many as are asked for, over real gRPC streams: each sends one report of all its ranks' newest step a second.
+"""Nodes of one job, as many as are asked for, over real gRPC streams: each sends a report of its ranks' newest steps a second, or as
+far apart as the daemon wants it.
 
 `simulated_nodes.py ADDRESS FIRST LAST RANKS_PER_NODE SECONDS`, a process of its own for scale.py: what it takes must not count as the daemon's. Prints a line
 of JSON a second: reports sent and acked, and how long acks took. A line `xid NODE` on its input makes that node report an Xid of its first rank's GPU.
@@ -33,24 +34,24 @@ def gpu_of(rank: int) -> str:
 
 
 class Template:
-    """One node's report; only what changes from step to step is written anew."""
+    """One node's report of so many steps of each rank; only what changes is written anew."""
 
-    def __init__(self, ranks: range) -> None:
-        self._ranks = ranks
-        self._message = codec.node_message(NodeReport(seq=1, time_ns=1, blocks=tuple(_block(rank) for rank in ranks)))
+    def __init__(self, ranks: range, rows: int) -> None:
+        self._ranks, self._rows = ranks, rows
+        self._message = codec.node_message(NodeReport(seq=1, time_ns=1, blocks=tuple(_block(rank, rows) for rank in ranks)))
         self._report = self._message.report
 
-    def made(self, seq: int, rng: random.Random, *, xid: bool) -> bytes:
+    def made(self, seq: int, first_step: int, rng: random.Random, *, xid: bool) -> bytes:
         now_ns = time.time_ns()
         self._report.seq, self._report.time_ns = seq, now_ns
         for block in self._report.blocks:
-            own_ns = int(rng.uniform(0.7e9, 0.8e9))
-            block.first_record = 5 * seq
-            block.micro_of_step_delta[0] = block.step_delta[0] = seq
+            block.first_record = 5 * first_step
+            block.micro_of_step_delta[0] = block.step_delta[0] = block.updates_applied_delta[0] = first_step
             block.micro_time_ns_delta[0] = block.step_time_ns_delta[0] = now_ns
-            block.updates_applied_delta[0] = seq
-            block.loss[0], block.grad_norm[0] = rng.uniform(2, 3), rng.uniform(0.5, 1.5)
-            block.forward_ns[0], block.backward_ns[0] = own_ns, 10**9 - own_ns
+            for row in range(self._rows):
+                own_ns = int(rng.uniform(0.7e9, 0.8e9))
+                block.loss[row], block.grad_norm[row] = rng.uniform(2, 3), rng.uniform(0.5, 1.5)
+                block.forward_ns[row], block.backward_ns[row] = own_ns, 10**9 - own_ns
         if not xid:
             return bytes(self._message.SerializeToString())
         sample = GpuSample(
@@ -61,18 +62,22 @@ class Template:
         return bytes(told.SerializeToString())
 
 
-def _block(rank: int) -> StepBlock:
+def _block(rank: int, rows: int) -> StepBlock:
+    def each(value: Any) -> tuple[Any, ...]:
+        return (value,) * rows
+
     def tensor(key: str, high: float, ignored: int) -> TensorColumns:
         return TensorColumns(
-            key=key, dtype="int64", rows=(0,), low=(0.0,), high=(high,), negatives=(ignored,), ignored=(ignored,), finite=(True,), shapes=((8, 4096),),
-            bound_low=0.0, bound_high=32000.0,
+            key=key, dtype="int64", rows=steps, low=each(0.0), high=each(high), negatives=each(ignored), ignored=each(ignored), finite=each(True),
+            shapes=each((8, 4096)), bound_low=0.0, bound_high=32000.0,
         )  # fmt: skip
 
+    steps = tuple(range(rows))
     return StepBlock(
-        rank=rank, attempt=0, pid=rank + 1, first_record=1, micro_step=(0,), micro_of_step=(1,), micro_time_ns=(1,), loader_ns=(2_000_000,), loss=(2.5,),
-        loss_known=(True,), evaluation=(False,), forward_ns=(1,), scale=(0.0,), step=(1,), step_time_ns=(1,), step_ns=(10**9,), vetoed=(False,),
-        allocated_bytes=(40 << 30,), reserved_bytes=(50 << 30,), peak_bytes=(60 << 30,), updates_applied=(1,), backward_ns=(1,), grad_norm=(1.0,),
-        alloc_retries=(0,), gpu=gpu_of(rank),
+        rank=rank, attempt=0, pid=rank + 1, first_record=1, micro_step=each(0), micro_of_step=steps, micro_time_ns=steps, loader_ns=each(2_000_000),
+        loss=each(2.5), loss_known=each(True), evaluation=each(False), forward_ns=each(1), scale=each(0.0), step=steps, step_time_ns=steps,
+        step_ns=each(10**9), vetoed=each(False), allocated_bytes=each(40 << 30), reserved_bytes=each(50 << 30), peak_bytes=each(60 << 30),
+        updates_applied=steps, backward_ns=each(1), grad_norm=each(1.0), alloc_retries=each(0), gpu=gpu_of(rank), reach=each(0.0),
         tensors=(tensor("input_ids", 31000, 0), tensor("labels", 31000, 900), tensor("attention_mask", 1, 0)),
     )  # fmt: skip
 
@@ -84,6 +89,7 @@ class Node:
         self.number, self.xid = number, False
         self._address, self._ranks, self._world_size, self._told = address, ranks, world_size, told
         self._sent_s: dict[int, float] = {}
+        self._every_s = 0.0
 
     async def run(self, begin: asyncio.Event, seconds: float, metadata: Any) -> None:
         async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
@@ -117,22 +123,27 @@ class Node:
         return hellos
 
     async def _reports(self, telemetry: Any, seconds: float) -> None:
-        rng, template = random.Random(self.number), Template(self._ranks)
+        """A step a second of each rank; reported at once, or as far apart as the daemon wants it."""
+        rng, templates = random.Random(self.number), dict[int, Template]()
         due, ends = time.monotonic() + rng.random(), time.monotonic() + seconds
-        seq = 0
+        seq, step = 0, 1
         while due < ends:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+            rows = max(1, round(self._every_s))
             seq += 1
-            made, self.xid = template.made(seq, rng, xid=self.xid), False
+            template = templates.get(rows) or templates.setdefault(rows, Template(self._ranks, rows))
+            made, self.xid = template.made(seq, step, rng, xid=self.xid), False
             self._sent_s[seq] = due  # a report that could not be sent when it was due has waited since
             await telemetry.write(made)
             self._told.sent += 1
-            due += 1.0
+            step += rows
+            due += max(1, round(self._every_s))
 
     async def _acks(self, telemetry: Any) -> None:
         while (answer := await telemetry.read()) is not grpc.aio.EOF:
-            seq = codec.read_daemon_message(telemetry_pb2.DaemonMessage.FromString(answer)).seq
-            self._told.acks_s.append(time.monotonic() - self._sent_s.pop(seq))
+            ack = codec.read_daemon_message(telemetry_pb2.DaemonMessage.FromString(answer))
+            self._every_s = ack.every_ms / 1000
+            self._told.acks_s.append(time.monotonic() - self._sent_s.pop(ack.seq))
 
 
 class Told:

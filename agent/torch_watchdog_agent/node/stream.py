@@ -38,6 +38,7 @@ __all__ = ["DaemonLink"]
 _HELLO_TIMEOUT_S = 5.0
 _FIRST_BACKOFF_S = 0.1
 _MAX_WAITING_CONTROL = 10_000
+_LONGEST_APART_S = 5.0  # between two reports, whatever a daemon says: the rings hold what ranks write meanwhile
 _FOR_GOOD = frozenset(
     {
         grpc.StatusCode.ALREADY_EXISTS,
@@ -81,6 +82,7 @@ class DaemonLink:
         self._outcome: asyncio.Future[GoodbyeAck | None] = asyncio.get_running_loop().create_future()
         self._lost_since: float | None = None
         self._was_accepted = False
+        self.report_every_s = 0.0  # what the daemon wants, which knows how many nodes there are
 
     def report(self, report: NodeReport) -> None:
         """Queues a report; its number is given here."""
@@ -188,8 +190,9 @@ class DaemonLink:
     async def _read_answers(self, telemetry: Any) -> None:
         while True:
             match codec.read_daemon_message(await _read(telemetry)):
-                case ReportAck(seq=seq):
+                case ReportAck(seq=seq, every_ms=every_ms):
                     self._reports.acked(seq)
+                    self.report_every_s = min(every_ms / 1000, _LONGEST_APART_S)
                 case GoodbyeAck() as outcome:
                     self._end(outcome)
                     return
@@ -245,7 +248,7 @@ class DaemonLink:
 
     def _lost(self, reason: str) -> None:
         if self._lost_since is None and self._goodbye is None:
-            self._lost_since = time.monotonic()
+            self._lost_since, self.report_every_s = time.monotonic(), 0.0
             self._say(
                 f"the daemon at {self._config.daemon} cannot be reached ({reason[:200]}): until it is back a bad batch stops only its own rank, and "
                 f"`watchdog stop` and `status` do not work; the training goes on, and up to {self._config.max_unacked_bytes >> 20} MiB of "

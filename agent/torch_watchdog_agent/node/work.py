@@ -188,9 +188,11 @@ class NodeWork:
         while True:
             idle = 0 if self._poll() else idle + 1
             self._wake.clear()
-            pause_s = self._config.poll_interval_s * max(1, idle - _IDLE_POLLS)
+            pause_s = min(self._config.poll_interval_s * max(1, idle - _IDLE_POLLS), _LONGEST_PAUSE_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(pause_s, _LONGEST_PAUSE_S)):  # not wait_for: before Python 3.12 it may lose a cancellation
+                async with asyncio.timeout(
+                    max(pause_s, self._link.report_every_s)
+                ):  # not wait_for: before Python 3.12 it may lose a cancellation
                     await self._wake.wait()
 
     def _poll(self) -> bool:

@@ -143,6 +143,11 @@ class LiveJob:
     def is_reporting(self, node: str) -> bool:
         return self._streams[node] > 0
 
+    @property
+    def num_reporting(self) -> int:
+        """Nodes with an open stream."""
+        return sum(count > 0 for count in self._streams.values())
+
     async def all_left(self, timeout_s: float) -> None:
         """Returns once every node has said goodbye or is away, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):

@@ -20,8 +20,10 @@ from torch_watchdog_proto.envelopes import LET_IN_KEY, ControlHello, RankLost, R
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
-__all__ = ["ControlService", "TelemetryService"]
+__all__ = ["ControlService", "TelemetryService", "apart_ms"]
 
+_REPORTS_PER_S = 250  # of one job: half a core; a report of four steps costs little more than one of a single step
+_LONGEST_MS = 4000  # a standstill is told after 10 s at the earliest, and `rules/loss.py` waits for the other ranks of such a job
 _OTHERS_S = 5.0  # for the goodbyes of the other nodes: what their ranks saw last may be what began it
 
 
@@ -40,7 +42,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[mi
         self.calls.check_job(context, hello.job)
         live, answer = await self._ingest.join(hello)
         await context.write(codec.daemon_message(answer))
-        acks = _Acks(context)
+        acks = _Acks(context, lambda: apart_ms(live.num_reporting))
         with live.reporting(hello.node):
             async with _owned(acks.write_all()):
                 async for request in requests:
@@ -51,6 +53,11 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[mi
         answer = self._ingest.joined(codec.read_plain_message(request))
         self.calls.check_job(context, answer.job)
         return codec.plain_message(answer)
+
+
+def apart_ms(nodes: int) -> int:
+    """Thousands of nodes of a job report less often, so that all their reports together stay what one daemon takes."""
+    return min(_LONGEST_MS, 1000 * nodes // _REPORTS_PER_S)
 
 
 async def _take(request: Any, live: LiveJob, node: str, acks: _Acks, context: Any) -> None:
@@ -72,8 +79,8 @@ async def _take(request: Any, live: LiveJob, node: str, acks: _Acks, context: An
 class _Acks:
     """Acks in the order in which the reports came, each once its report is on disk."""
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    def __init__(self, context: Any, every_ms: Callable[[], int]) -> None:
+        self._context, self._every_ms = context, every_ms
         self._queue: asyncio.Queue[int] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._open = 0
@@ -89,7 +96,7 @@ class _Acks:
     async def write_all(self) -> None:
         while True:
             seq = await self._queue.get()
-            await self._context.write(codec.daemon_message(ReportAck(seq=seq)))
+            await self._context.write(codec.daemon_message(ReportAck(seq=seq, every_ms=self._every_ms())))
             self._open -= 1
             if self._open == 0:
                 self._idle.set()

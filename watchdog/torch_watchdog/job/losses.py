@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from torch_watchdog.rules.loss import IN_A_ROW_WITH_SCALER, PATIENCE_S, Divergence, NotFinite, first_of, not_finite
+from torch_watchdog.rules.loss import IN_A_ROW_WITH_SCALER, Divergence, NotFinite, first_of, not_finite, patience_s
 from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["LossWatch"]
@@ -21,12 +21,13 @@ class LossWatch:
         self._found: list[NotFinite] = []
         self._since: float | None = None
         self._fired = False
+        self._patience_s = patience_s(0)
         self._scaled: set[int] = set()  # ranks with a GradScaler
         self._in_a_row: dict[int, int] = {}  # rank -> losses that are no numbers, one after the other, under a GradScaler
 
     @property
     def deadline(self) -> float | None:
-        return None if self._since is None or self._fired else self._since + PATIENCE_S
+        return None if self._since is None or self._fired else self._since + self._patience_s
 
     def see(self, block: StepBlock, now: float) -> None:
         if block.scale and block.scale[-1] > 0:
@@ -51,7 +52,8 @@ class LossWatch:
         """The first, once; None while an earlier one may still be reported. `seen_steps`: how far each rank has reported."""
         if self._since is None or self._fired:
             return None
-        first = first_of(self._found, seen_steps=seen_steps, waited_s=PATIENCE_S if at_end else now - self._since)
+        self._patience_s = patience_s(len(seen_steps))
+        first = first_of(self._found, seen_steps=seen_steps, waited_s=self._patience_s if at_end else now - self._since)
         self._fired = first is not None
         return first
 

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 
 from torch_watchdog_proto.messages import StepBlock
 
-__all__ = ["Divergence", "NotFinite", "first_of", "not_finite"]
+__all__ = ["Divergence", "NotFinite", "first_of", "not_finite", "patience_s"]
 
 IN_A_ROW_WITH_SCALER = 4  # a GradScaler skips a step that overflows, and finds a lower scale: once or twice is how it works
 _AFTER_ALL_LOSSES = 1 << 31  # the place of a gradient among the micro-steps of its step
 
-PATIENCE_S = 2.0  # for the reports of the other ranks, which may tell of an earlier step
+_PATIENCE_S = 2.0  # for the reports of the other ranks, which may tell of an earlier step
+_MORE_RANKS = 256  # for each so many a second more, four at most: nodes of large jobs report less often
+
+
+def patience_s(ranks: int) -> float:
+    """How long the reports of all ranks are waited for."""
+    return _PATIENCE_S + min(4, ranks // _MORE_RANKS)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -109,7 +115,7 @@ def first_of(found: Sequence[NotFinite], *, seen_steps: Mapping[int, int | None]
     first = min(found)
     needed = first.step + first.is_gradient  # a norm is told when its step is done, a little after the batch
     all_seen = all(step is not None and step >= needed for step in seen_steps.values())
-    if not all_seen and waited_s < PATIENCE_S:
+    if not all_seen and waited_s < patience_s(len(seen_steps)):
         return None
     ranks = tuple(sorted({one.rank for one in found if one.step == first.step and one.is_gradient == first.is_gradient}))
     return Divergence(first=first, ranks=ranks, everywhere=len(ranks) > 1 and set(ranks) >= set(seen_steps))
