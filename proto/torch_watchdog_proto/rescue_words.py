@@ -55,7 +55,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """No update is applied on this rank from here on. `why` it does not hold all; `newest`: the newest good checkpoint that it knows."""
+    """No update is applied on this rank from here on. `why` it does not hold all; `newest`: the newest good checkpoint that it knows.
+
+    `parts`: where it holds a part, into how many the whole is split, of which it holds number `part`; 0 where its part fits no other's.
+    """
 
     rank: int
     generation: int
@@ -63,6 +66,8 @@ class Freed:
     holds: Holds
     why: str = ""
     newest: str = ""
+    part: int = 0
+    parts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescue:
-    """To the one rank that saves for all: write the whole state now."""
+    """To the rank that saves for all, or each of those that do together: write now what you hold."""
 
     generation: int
     path: str

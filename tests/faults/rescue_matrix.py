@@ -1,7 +1,7 @@
 """Ranks that fail or stand still, under DDP and FSDP2 on gloo: `python tests/faults/rescue_matrix.py` writes results/rescue-gloo.md.
 
 What is in results/rescue-gloo.json already is not run again. `--only FAULT...`, `--trials 8`, `--jobs 2`, `--for SECONDS` (begin nothing new after them),
-`--fresh` forgets what is there, `--out FILE`. Each trial is a real launch of two ranks; rank 1 fails in step 5.
+`--fresh` forgets what is there (of `--only` those), `--out FILE`. Each trial is a real launch of two ranks; rank 1 fails in step 5.
 """
 
 from __future__ import annotations
@@ -78,8 +78,11 @@ CASES = {
 
 def main() -> None:
     options = arguments()
-    known: dict[str, Any] = {} if options.fresh or not options.out.exists() else json.loads(options.out.read_text())["trials"]
-    wanted = [(name, model, number) for number in range(options.trials) for name in options.only or CASES for model in CASES[name].models]
+    known: dict[str, Any] = json.loads(options.out.read_text())["trials"] if options.out.exists() else {}
+    if options.fresh:
+        forgotten = {f"{name}-{model}" for name, model in asked(options.only)}
+        known = {key: trial for key, trial in known.items() if key.rpartition("-")[0] not in forgotten}
+    wanted = [(name, model, number) for number in range(options.trials) for name, model in asked(options.only)]
     ends, writing = time.monotonic() + options.seconds, threading.Lock()
 
     def one(trial: tuple[str, str, int]) -> None:
@@ -93,6 +96,10 @@ def main() -> None:
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(one, wanted))
     print("\n".join(table(known)))
+
+
+def asked(only: Sequence[str] | None) -> list[tuple[str, str]]:
+    return [(name, model) for name in only or CASES for model in CASES[name].models]
 
 
 def arguments() -> argparse.Namespace:

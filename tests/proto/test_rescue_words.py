@@ -44,6 +44,10 @@ class Run:
         word = Freed(rank=rank, generation=GENERATION, updates_applied=updates, holds=holds, why=why, newest=newest)
         self.keep(self.rescue.handle(Said(message=word), now=self.now))
 
+    def freed_with_a_part(self, rank: int, part: int, *, parts: int = 2, updates: int = 7) -> None:
+        word = Freed(rank=rank, generation=GENERATION, updates_applied=updates, holds="part", part=part, parts=parts, why="HSDP")
+        self.keep(self.rescue.handle(Said(message=word), now=self.now))
+
     def saved(self, rank: int, *, error: str | None = None, finite: bool = True) -> None:
         path = "/run/checkpoints/step-7"
         word = Saved(rank=rank, generation=GENERATION, updates_applied=7, path=path, format="dcp", finite=finite, error=error)
@@ -161,6 +165,74 @@ def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
     run.freed(0)
     run.fail(0)
     assert run.ended[0].reason == "nothing was saved: it fell; no healthy rank is left"
+
+
+def hsdp(*, updates: dict[int, int] | None = None, dead: int = 3) -> Run:
+    """Two replicas of two parts each: ranks 0 and 1, ranks 2 and 3. One rank has failed, the others are free."""
+    run = Run(4)
+    run.fail(dead)
+    for rank in sorted({0, 1, 2, 3} - {dead}):
+        run.freed_with_a_part(rank, rank % 2, updates=(updates or {}).get(rank, 7))
+    return run
+
+
+@pytest.mark.parametrize(("dead", "savers"), [(3, (0, 1)), (0, (2, 1)), (2, (0, 1))])
+def test_ranks_that_hold_the_whole_in_parts_save_it_together(dead: int, savers: tuple[int, int]) -> None:
+    run = hsdp(dead=dead)
+    assert [rank for rank in range(4) if Rescue in run.kinds(rank)] == sorted(savers)
+    for rank in reversed(savers):
+        run.saved(rank)
+    assert WriteCommitted in run.kinds(savers[0]) and WriteCommitted not in run.kinds(savers[1])
+    run.committed(savers[0])
+    (ended,) = run.ended
+    assert ended.checkpoint is not None
+    assert (ended.checkpoint.saved_by, ended.checkpoint.committed) == (tuple(sorted(savers)), True)
+
+
+def test_parts_of_different_updates_are_no_whole() -> None:
+    run = hsdp(updates={0: 8})
+    assert [rank for rank in range(4) if Rescue in run.kinds(rank)] == [1, 2]
+    run = hsdp(updates={1: 8})
+    assert (run.ended[0].checkpoint, run.ended[0].reason) == (None, "nothing was saved: HSDP")
+
+
+def test_nobody_seals_before_every_part_is_written_and_a_late_one_ends_it() -> None:
+    run = hsdp()
+    run.saved(0)
+    assert WriteCommitted not in run.kinds(0)
+    run.wait(61)
+    assert (run.ended[0].checkpoint, run.ended[0].reason) == (None, "nothing was saved: rank 1 did not save in time")
+
+
+def test_a_part_that_cannot_be_written_is_written_by_another_that_holds_it_and_no_part_twice() -> None:
+    run = hsdp()
+    run.saved(0, error="disk full")
+    assert run.kinds(1).count(Rescue) == run.kinds(2).count(Rescue) == 1
+    run.saved(1)
+    run.saved(2)
+    assert WriteCommitted in run.kinds(2)
+    run.committed(2)
+    assert run.ended[0].checkpoint is not None and run.ended[0].checkpoint.saved_by == (1, 2)
+
+
+def test_where_the_sealing_fails_another_part_takes_the_lead_or_it_is_over() -> None:
+    run = hsdp()
+    run.saved(0)
+    run.saved(1)
+    run.committed(0, error="disk full")
+    run.saved(2)
+    run.committed(2, error="disk full")
+    assert run.ended[0].checkpoint is None
+    assert "disk full" in run.ended[0].reason
+
+
+def test_one_non_finite_part_makes_the_whole_not_good() -> None:
+    run = hsdp()
+    run.saved(0)
+    run.saved(1, finite=False)
+    run.committed(0)
+    assert run.ended[0].checkpoint is not None
+    assert (run.ended[0].checkpoint.committed, run.ended[0].checkpoint.path) == (False, "/run/checkpoints/not-good.step-7")
 
 
 def test_a_failure_after_the_end_is_told_to_go_on_with_it() -> None:

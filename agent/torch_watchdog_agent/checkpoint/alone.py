@@ -1,4 +1,4 @@
-"""One rank writes the whole state by itself: for a rescue, where no collective can be run any more.
+"""One rank writes the whole state, or its piece of it, by itself: for a rescue, where no collective can be run any more.
 
 Owns that nothing in here waits for another rank. The form is that of `dcp.py`, so `restore()` and torch read it alike.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_watchdog_agent.checkpoint import dcp
+from torch_watchdog_agent.checkpoint import dcp, pieces
 from torch_watchdog_agent.checkpoint.part import Moment, Reader, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.places import beside
@@ -29,17 +29,22 @@ def save_alone(
     left_out: tuple[str, ...] = (),
     read: Reader | None = None,
     rng: RngState | None = None,
+    part: int | None = None,
 ) -> SavedPart:
-    """Write, flush and digest everything. The caller has made sure that this rank holds all of it. Raises CheckpointError.
+    """Write, flush and digest everything. The caller has made sure that this rank holds all of it, or `part` of it. Raises CheckpointError.
 
     `read`: as in `Moment`. `rng`: the generators' states; None: as they are now.
     """
     peers = Peers(None, rank=rank, index=0, count=1)
     before = RngState.capture()
-    moment = Moment(updates_applied=updates_applied, position=position, rng=rng or before, say=say, read=read)
+    moment = Moment(updates_applied=updates_applied, position=position, rng=rng or before, say=say, read=read, is_piece=part is not None)
+    place = path if part is None else pieces.folder_of(path, part)
     try:
-        part = without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
-        write_left_out(beside(part.path, "partial"), left_out, peers)
-        return part
+        saved = without_trace(place, peers, lambda: dcp.write(place, subjects, peers, moment))
+        if part is not None:
+            saved = pieces.lifted(saved, path, part)
+        if not part:
+            write_left_out(beside(saved.path, "partial"), left_out, peers)
+        return saved
     finally:
         before.restore()

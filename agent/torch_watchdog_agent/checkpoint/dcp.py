@@ -19,6 +19,7 @@ from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
 from torch_watchdog_agent.checkpoint.guard import quietly
 from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
 from torch_watchdog_agent.checkpoint.peers import Peers
+from torch_watchdog_agent.checkpoint.pieces import PiecePlanner
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.state import from_leaf, gather_state, is_plain_tensor, local_tensors
@@ -44,7 +45,7 @@ def write(
         moment.say(f"not in the checkpoint: {line}")
     shared, own = split_own(state, peers)
     values = {name: from_leaf(value) for name, value in own.items() if not is_plain_tensor(value)}
-    _write_shared(shared, directory, peers, from_host=moment.read is not None)
+    _write_shared(shared, directory, peers, moment)
     mine = RankFile(
         rank=peers.rank,
         world_size=peers.count,
@@ -91,14 +92,14 @@ def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:
     return index != holders[0] and any(by_rank[rank][name] != by_rank[holders[0]][name] for rank in holders)
 
 
-def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers, *, from_host: bool) -> None:
-    """`from_host`: torch's writer must not use the device, whose stream may be stuck: it does so to copy ahead."""
-    writer = torch_dcp.FileSystemWriter(directory, per_thread_copy_ahead=0) if from_host else torch_dcp.FileSystemWriter(directory)
+def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers, moment: Moment) -> None:
+    """Where the tensors were brought to the host torch's writer must not use the device, whose stream may be stuck: it does so to copy ahead."""
+    writer = torch_dcp.FileSystemWriter(directory, **({"per_thread_copy_ahead": 0} if moment.read is not None else {}))
     with quietly():
         if (
             peers.count == 1
         ):  # also where a process group is there, which no rank may answer any more: the name that torch 2.4 has for this, too
-            torch_dcp.save_state_dict(shared, writer, no_dist=True)
+            torch_dcp.save_state_dict(shared, writer, no_dist=True, planner=PiecePlanner() if moment.is_piece else None)
         else:
             torch_dcp.save(shared, storage_writer=writer, process_group=peers.group)
 

@@ -43,12 +43,13 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When the checkpoint is taken: the place in the data, and the generators as they are."""
+    """When the checkpoint is taken: the place in the data, and the generators as they are. `is_piece`: other ranks write the other shards by themselves."""
 
     updates_applied: int
     position: LoaderPosition
     rng: RngState
     say: Callable[[str], None]
+    is_piece: bool = False
     read: Reader | None = None  # brings every tensor to the host first; None: the writer takes them from where they are
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch_watchdog_agent.checkpoint.subjects import TrainingState
 from torch_watchdog_proto.rescue_words import Holds
 
-__all__ = ["holdings", "wrapped"]
+__all__ = ["holdings", "part_of", "wrapped"]
 
 _SHARDED_OPTIMIZERS = frozenset({"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "DeepSpeedZeroOptimizer"})
 _replicated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # DistributedDataParallel -> over how many ranks
@@ -35,6 +35,27 @@ def holdings(state: TrainingState, *, world_size: int) -> tuple[Holds, str]:
     if all(id(param) in covered for param in parameters):
         return "all", ""
     return "part", "not every parameter is in a DistributedDataParallel over all ranks, so no rank is known to hold the whole state"
+
+
+def part_of(state: TrainingState, *, world_size: int) -> tuple[int, int]:
+    """(which part, of how many) where every parameter is sharded alike over some of the ranks and repeated over others (HSDP); (0, 0) where not."""
+    parameters = [param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"]]
+    parts = {_part_of(param, world_size) for param in parameters}
+    return parts.pop() if len(parts) == 1 else (0, 0)
+
+
+def _part_of(param: Any, world_size: int) -> tuple[int, int]:
+    mesh = getattr(param, "device_mesh", None)
+    at = mesh.get_coordinate() if mesh is not None else None
+    if mesh is None or at is None or mesh.size() != world_size:
+        return 0, 0
+    part, parts = 0, 1
+    for size, index, placement in zip(mesh.shape, at, param.placements, strict=True):
+        if placement.is_shard():
+            part, parts = part * size + index, parts * size
+        elif not placement.is_replicate():
+            return 0, 0
+    return (part, parts) if 1 < parts < world_size else (0, 0)
 
 
 def _why_sharded(state: TrainingState, parameters: list[Any]) -> str:

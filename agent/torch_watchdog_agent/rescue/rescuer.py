@@ -21,7 +21,7 @@ from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import Words, words_of
-from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Order, Saved, WriteCommitted
+from torch_watchdog_proto.messages import Leave, Left, Order, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Failed, Free, Freed, GroupCalls, Holds, Look, Looked, Release, Rescue
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Rescuer:
         self._phase: Phase = "start"
         self._window = WholeWindow(lambda: sum(int(getattr(one, "last_epoch", 0)) for one in rank.subjects.schedulers()))
         self._free: Free | None = None
+        self._part = (0, 0)  # which part of the state this rank holds, of how many; (0, 0) where none that others could complete
         self._words: deque[Order] = deque()
         self._asked = self._standing = self._over = False
         self._gpu = OnGpu(rank)
@@ -241,6 +242,10 @@ class Rescuer:
         sockets.shut_down_all()
         self._settle()
         holds, why = self._holdings(kept)
+        if holds == "part":
+            from torch_watchdog_agent.rescue.replica import part_of
+
+            self._part = part_of(kept, world_size=rank.identity.world_size)
         rank.tell(self._freed(free, holds, why, rank.loop.updates_applied))
         self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
 
@@ -336,11 +341,13 @@ class Rescuer:
         newest = newest_committed(Path(rank.config.run_dir) / "checkpoints")
         return Freed(
             rank=rank.identity.rank, generation=free.generation, updates_applied=updates, holds=holds, why=why,
-            newest=str(newest or rank.config.resume or ""),
+            newest=str(newest or rank.config.resume or ""), part=self._part[0], parts=self._part[1],
         )  # fmt: skip
 
     def _obey(self, free: Free, *, deadline: float) -> None:
         """What the daemon says, until it says Leave."""
+        from torch_watchdog_agent.rescue.saving import seal
+
         saved: Saved | None = None
         while (order := self._next_word(deadline)) is not None:
             match order:
@@ -348,7 +355,7 @@ class Rescuer:
                     saved = self._save(order, within_s=free.grace_s)
                     self._rank.tell(saved)
                 case WriteCommitted() if saved is not None:
-                    self._rank.tell(self._seal(order, saved))
+                    self._rank.tell(seal(self._rank, order, saved, parts=self._part[1]))
                 case _:
                     return
         self._rank.say(f"no word on the rescue within {free.grace_s:g} s: this rank ends")
@@ -366,9 +373,5 @@ class Rescuer:
         if self._gpu.closed is not None:
             return self._gpu.save(order, within_s=within_s)
         begun = self._phase == "window" and rank.loop.trained_on > 0  # an evaluation before the next step's first batch changes nothing
-        return save(rank, order, updates=rank.loop.updates_applied, windows_back=int(begun))
-
-    def _seal(self, order: WriteCommitted, saved: Saved) -> Committed:
-        rank = self._rank
-        commit = Commit(generation=order.generation, path=saved.path)
-        return rank.saver.seal(commit, order, Path(saved.path))
+        part = self._part[0] if self._part[1] else None
+        return save(rank, order, updates=rank.loop.updates_applied, windows_back=int(begun), part=part)

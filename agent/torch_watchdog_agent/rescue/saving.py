@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_proto.messages import Saved
+from torch_watchdog_proto.messages import Commit, Committed, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Rescue
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.position import LoaderPosition
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["save", "unsaved"]
+__all__ = ["save", "seal", "unsaved"]
 
 
-def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Reader | None = None) -> Saved:
+def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Reader | None = None, part: int | None = None) -> Saved:
     """Writes and digests; what fails becomes the answer's error. `updates`: how many the state has seen; `windows_back`:
-    how many windows were begun after them; `read`: brings tensors to the host.
+    how many windows were begun after them; `read`: brings tensors to the host; `part`: which one this rank holds, None: all of it.
     """
     from torch_watchdog_agent.checkpoint.alone import save_alone
     from torch_watchdog_agent.checkpoint.errors import in_words
@@ -38,16 +38,30 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
         if windows_back and read is not None:
             read = rank.window.with_kept_buffers(read)  # the device goes on changing those that the models have
         with rank.window.rewound(windows_back, buffers=read is None) if windows_back else nullcontext():
-            part = save_alone(
+            saved = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
                 position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,
+                part=part,
             )  # fmt: skip
             if windows_back and not rank.window.is_rewound(windows_back):
-                discard(part.path)
+                discard(saved.path)
                 return unsaved(rank, order, updates, "the training has moved on while its state was being saved")
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
         return unsaved(rank, order, updates, in_words(error))
-    return _saved(rank, order, updates, finite=part.finite, files=part.files, format=part.format)
+    return _saved(rank, order, updates, finite=saved.finite, files=saved.files, format=saved.format)
+
+
+def seal(rank: Rank, order: WriteCommitted, saved: Saved, *, parts: int) -> Committed:
+    """Once all is written; what was written in `parts` is put together first."""
+    from torch_watchdog_agent.checkpoint.errors import in_words
+    from torch_watchdog_agent.checkpoint.pieces import join
+
+    try:
+        if len(order.manifest["ranks"]) > 1:
+            order = replace(order, manifest=join(Path(saved.path), order.manifest, parts=parts))
+    except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
+        return Committed(rank=rank.identity.rank, generation=order.generation, error=in_words(error))
+    return rank.saver.seal(Commit(generation=order.generation, path=saved.path), order, Path(saved.path))
 
 
 def _position(rank: Rank, windows_back: int) -> LoaderPosition:

@@ -1,4 +1,5 @@
-"""The daemon's half of a rescue: a rank has failed; the others are freed, one whole copy of the state is saved, everybody ends.
+"""The daemon's half of a rescue: a rank has failed; the others are freed, one whole copy of the state is saved (by one rank, or in parts by several that
+hold one together), everybody ends.
 
 Owns one rescue of one attempt; knows no socket, clock or file, and not who failed first: only who may hold something to save. Every event may come
 late, twice or never: what does not fit changes nothing, and every rescue ends by its deadline.
@@ -10,7 +11,7 @@ late, twice or never: what does not fit changes nothing, and every rescue ends b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeAlias
@@ -90,9 +91,10 @@ class RescueCoordinator:
         self._here: set[int] = set()
         self._failed: set[int] = set()  # not victims
         self._freed: dict[int, Freed] = {}
-        self._tried: set[int] = set()
-        self._saved: Saved | None = None
-        self._saver = -1
+        self._told: set[int] = set()  # to save
+        self._unable: set[int] = set()  # those that could not
+        self._savers: tuple[int, ...] = ()  # by their part
+        self._saved: dict[int, Saved] = {}
         self._generation = 0
         self._reason, self._problem = "", ""
         self._exit_code = 1
@@ -130,7 +132,7 @@ class RescueCoordinator:
             effects = self._begin(failed, now)
         if not failed.victim:
             effects += (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
-            if self.state in ("saving", "sealing") and failed.rank == self._saver:
+            if self.state in ("saving", "sealing") and failed.rank in self._savers:
                 return effects + self._try_next(failed.reason, now)
         return effects + self._go_on(now)
 
@@ -146,7 +148,7 @@ class RescueCoordinator:
 
     def _on_out(self, rank: int, now: float) -> tuple[Effect, ...]:
         self._here.discard(rank)
-        if self.state in ("saving", "sealing") and rank == self._saver:
+        if self.state in ("saving", "sealing") and rank in self._savers:
             return self._try_next(f"rank {rank} ended while it saved", now)
         return self._go_on(now)
 
@@ -177,23 +179,38 @@ class RescueCoordinator:
         if self.state != "freeing":
             return ()
         self._freed[freed.rank] = freed
-        if freed.holds == "all":
+        if self._able():
             self._deadline = min(self._deadline, now + SETTLE_S)
         return self._go_on(now)
 
     # Saving
 
     def _try_next(self, problem: str, now: float) -> tuple[Effect, ...]:
-        """One replica is enough: of those that hold all the one with the fewest updates, which every healthy rank has applied."""
+        """One replica is enough: of the ranks that hold all the one with the fewest updates, which every healthy rank has applied; else one rank a part."""
         self._problem = problem or self._problem
-        able = [freed for rank, freed in self._freed.items() if freed.holds == "all" and rank in self._asked() - self._tried]
+        able = self._able()
         if not able:
             return self._end(self._why_nothing(), None, now)
-        best = min(able, key=lambda freed: (freed.updates_applied, freed.rank))
-        self.state, self._saver, self._deadline = "saving", best.rank, now + self._grace_s
-        self._tried.add(best.rank)
-        path = f"{self._checkpoints_dir}/step-{best.updates_applied}"
-        return (Tell(rank=best.rank, order=Rescue(generation=self._generation, path=path, reason=self._reason)),)
+        self.state, self._savers, self._deadline = "saving", tuple(freed.rank for freed in able), now + self._grace_s
+        new = [freed for freed in able if freed.rank not in self._told]
+        self._told |= {freed.rank for freed in new}
+        path = f"{self._checkpoints_dir}/step-{able[0].updates_applied}"
+        told = tuple(Tell(rank=one.rank, order=Rescue(generation=self._generation, path=path, reason=self._reason)) for one in new)
+        return told + self._seal_if_whole(now)
+
+    def _able(self) -> list[Freed]:
+        """Who may save: one rank, or one for each part, all after the same updates. A part that is being written, or is, need not be written again."""
+        here = self._asked() - self._unable
+        whole = [freed for rank, freed in self._freed.items() if freed.holds == "all" and rank in here - self._told]
+        if whole:
+            return [min(whole, key=lambda freed: (freed.updates_applied, freed.rank))]
+        split: dict[tuple[int, int], dict[int, Freed]] = {}
+        for rank in sorted(here & self._freed.keys(), reverse=True):
+            freed = self._freed[rank]
+            if freed.holds == "part" and freed.part < freed.parts:
+                split.setdefault((freed.updates_applied, freed.parts), {})[freed.part] = freed
+        complete = [parts for (_, count), parts in sorted(split.items()) if len(parts) == count]
+        return [complete[0][part] for part in sorted(complete[0])] if complete else []
 
     def _why_nothing(self) -> str:
         nobody = () if self._asked() else ("no healthy rank is left",)
@@ -205,34 +222,44 @@ class RescueCoordinator:
         return "nothing was saved: " + "; ".join(parts or nobody)
 
     def _on_saved(self, saved: Saved, now: float) -> tuple[Effect, ...]:
-        if self.state != "saving" or saved.rank != self._saver:
+        if self.state != "saving" or saved.rank not in self._savers:
             return ()
         if saved.error is not None:
+            self._unable.add(saved.rank)
             return self._try_next(f"rank {saved.rank}: {saved.error}", now)
-        self.state, self._saved, self._deadline = "sealing", saved, now + self._grace_s
-        sealing = WriteCommitted(generation=self._generation, manifest=self._manifest(saved), good=saved.finite)
-        return (Tell(rank=saved.rank, order=sealing),)
+        self._saved[saved.rank] = saved
+        return self._seal_if_whole(now)
 
-    def _manifest(self, saved: Saved) -> Mapping[str, Any]:
-        files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in saved.files]
+    def _seal_if_whole(self, now: float) -> tuple[Effect, ...]:
+        """Once every part is written: the first saver's work."""
+        if not self._saved.keys() >= set(self._savers):
+            return ()
+        self.state, self._deadline = "sealing", now + self._grace_s
+        manifest = self._manifest([self._saved[rank] for rank in self._savers])
+        return (Tell(rank=self._savers[0], order=WriteCommitted(generation=self._generation, manifest=manifest, good=manifest["finite"])),)
+
+    def _manifest(self, parts: Sequence[Saved]) -> Mapping[str, Any]:
+        files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for saved in parts for file in saved.files]
         return {
-            "updates_applied": saved.updates_applied, "format": saved.format, "ranks": [saved.rank], "finite": saved.finite,
-            "kind": "rescue", "reason": self._reason, "files": files,
+            "updates_applied": parts[0].updates_applied, "format": parts[0].format, "ranks": sorted(self._savers),
+            "finite": all(saved.finite for saved in parts), "kind": "rescue", "reason": self._reason, "files": files,
         }  # fmt: skip
 
     def _on_committed(self, committed: Committed, now: float) -> tuple[Effect, ...]:
-        saved = self._saved
-        if self.state != "sealing" or committed.rank != self._saver or saved is None:
+        if self.state != "sealing" or committed.rank != self._savers[0]:
             return ()
         if committed.error is not None:
+            self._unable.add(committed.rank)
             return self._try_next(f"rank {committed.rank}: {committed.error}", now)
-        path = PurePosixPath(saved.path)
+        saved, ranks = self._saved[committed.rank], tuple(sorted(self._savers))
+        path, finite = PurePosixPath(saved.path), all(self._saved[rank].finite for rank in ranks)
         fact = CheckpointFact(
-            path=str(path if saved.finite else path.with_name(f"not-good.{path.name}")), updates_applied=saved.updates_applied,
-            committed=saved.finite, finite=saved.finite, saved_by=(saved.rank,), format=saved.format,
+            path=str(path if finite else path.with_name(f"not-good.{path.name}")), updates_applied=saved.updates_applied,
+            committed=finite, finite=finite, saved_by=ranks, format=saved.format,
         )  # fmt: skip
-        how = "" if saved.finite else ", which holds values that are not finite and must not be resumed from"
-        return self._end(f"rank {saved.rank} saved the state after {saved.updates_applied} updates{how}", fact, now)
+        how = "" if finite else ", which holds values that are not finite and must not be resumed from"
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} together"
+        return self._end(f"{who} saved the state after {saved.updates_applied} updates{how}", fact, now)
 
     # The end
 
@@ -242,7 +269,8 @@ class RescueCoordinator:
         if self.next_deadline is None or now < self._deadline:
             return ()
         # No other may begin under the same name while this one still writes; and the time that was asked for is over.
-        return self._end(f"nothing was saved: rank {self._saver} did not save in time", None, now)
+        late = sorted(set(self._savers) - self._saved.keys()) or self._savers[:1]
+        return self._end(f"nothing was saved: rank {', '.join(map(str, late))} did not save in time", None, now)
 
     def _end(self, reason: str, checkpoint: CheckpointFact | None, now: float) -> tuple[Effect, ...]:
         self.state = "over"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,17 @@ def test_on_the_cpu_it_says_where_that_may_mislead_and_ends_as_the_script_does(b
     told = [line for line in done.stderr.splitlines() if line.startswith("[torch-watchdog] on the CPU: ")]
     assert len(told) == 3
     assert "ctc_loss" in told[0] and "age holds NaN" in told[1] and "second device" in told[2]
+
+
+@pytest.mark.parametrize("carried_off", [False, True])
+def test_what_it_says_at_its_end_names_a_folder_that_is_there(bundle: Path, carried_off: bool) -> None:
+    if carried_off:
+        (bundle.parent.parent / "job.json").unlink()
+    done = replayed(bundle, "--", bundle.parent.parent / "train.py", 7)
+    named = re.search(r"files in (\S+)", done.stderr)
+    assert named is not None, done.stderr
+    assert (Path(named[1]) / "job.json").exists()
+    assert Path(named[1]).parent == (bundle.parent if carried_off else bundle.parent.parent) / "replays"
 
 
 def test_with_cuda_every_kernel_is_waited_for_and_nothing_is_doubted(bundle: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,18 +35,21 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
     say(f"replay of {bundle.name} on the {'GPU' if cuda else 'CPU'}: {' '.join(script)[:200]}")
     for doubt in () if cuda else doubts(ops=_learned_ops(bundle), not_finite=_not_finite(bundle)):
         say(f"on the CPU: {doubt}")
-    with tempfile.TemporaryDirectory(prefix="torch-watchdog-replay-") as folder:
-        ours = ["--policy", "observe", "--dir", folder, "run", "--replay", str(bundle.absolute()), "--", *script]
-        done = subprocess.run(
-            [sys.executable, "-m", "torch_watchdog.cli", *ours], env=environment_of(os.environ, cuda=cuda, port=_free_port()), check=False
-        )
-    return done.returncode
+    ours = ["--policy", "observe", "--dir", str(_run_of(bundle) / "replays"), "run", "--replay", str(bundle.absolute()), "--", *script]
+    environment = environment_of(os.environ, cuda=cuda, port=_free_port())
+    return subprocess.run([sys.executable, "-m", "torch_watchdog.cli", *ours], env=environment, check=False).returncode
+
+
+def _run_of(bundle: Path) -> Path:
+    """The run directory that the bundle lies in; one that was carried off alone has its replays beside it."""
+    run = bundle.absolute().parent.parent
+    return run if (run / "job.json").exists() else bundle.absolute().parent
 
 
 def _recorded_command(bundle: Path) -> Sequence[str]:
     """Of the run directory that the bundle lies in."""
     try:
-        record = json.loads((bundle.absolute().parent.parent / "job.json").read_text(encoding="utf-8"))
+        record = json.loads((_run_of(bundle) / "job.json").read_text(encoding="utf-8"))
         return [str(word) for word in record["command"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
@@ -57,7 +59,7 @@ def _learned_ops(bundle: Path) -> set[str]:
     """Of the contract of the rank that the bundle is named for, beside it in its run directory."""
     rank = bundle.name.partition("-")[2].partition(".")[0].partition("-")[0]
     try:
-        contract = json.loads((bundle.absolute().parent.parent / "contract" / f"rank-{rank}.json").read_text(encoding="utf-8"))
+        contract = json.loads((_run_of(bundle) / "contract" / f"rank-{rank}.json").read_text(encoding="utf-8"))
         return {str(row["op"]) for row in (*contract["guarded"], *contract["opaque"])}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

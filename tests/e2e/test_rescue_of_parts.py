@@ -1,0 +1,41 @@
+"""HSDP, four ranks: one is killed, and two others that hold the whole state in parts save it together, bit by bit as it was after the last update."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launching import Ended, launch, script, torchrun, watchdog
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def trained(folder: Path, *kill: int) -> Ended:
+    return launch(folder, [*watchdog(), *torchrun(*script("hsdp.py", "--kill", *kill), ranks=4)])
+
+
+@pytest.mark.parametrize(("kill", "savers"), [((3,), [0, 1]), ((0, 3), [1, 2])], ids=["one copy is whole", "each copy has lost a shard"])
+def test_what_is_left_of_the_copies_is_saved_as_one_whole(tmp_path: Path, kill: tuple[int, ...], savers: list[int]) -> None:
+    run = trained(tmp_path, *kill)
+    (incident,) = run.incidents
+    checkpoint = incident["action"]["checkpoint"]
+    assert checkpoint is not None, incident["cause"] + run.err
+    assert (incident["kind"], checkpoint["saved_by"], checkpoint["committed"], checkpoint["updates_applied"]) == (
+        "rank.died",
+        savers,
+        True,
+        5,
+    )
+    assert sorted(path.name for path in Path(checkpoint["path"]).iterdir() if path.is_dir()) == []
+    restored = launch(tmp_path, torchrun(*script("hsdp.py", "--check", checkpoint["path"]), ranks=4))
+    digests = dict(re.findall(r"rank (\d) restored 5 (\w+)", restored.out))
+    assert len(digests) == 4, restored.err
+    for rank in sorted({0, 1, 2, 3} - set(kill)):
+        assert f"5 {digests[str(rank)]}" in (tmp_path / f"trail-{rank}").read_text().splitlines()
+
+
+def test_where_a_part_is_gone_with_all_its_copies_nothing_is_called_whole(tmp_path: Path) -> None:
+    (incident,) = trained(tmp_path, 1, 3).incidents
+    assert incident["action"]["checkpoint"] is None
+    assert "shards the parameters" in incident["cause"]
