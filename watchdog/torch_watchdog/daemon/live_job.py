@@ -107,6 +107,7 @@ class LiveJob:
         self._report_every_s, self._next_report_s = 1.0 / reports_per_s if reports_per_s else 0.0, 0.0
         self._left_s: dict[str, float] = {}  # node -> when its last stream broke, for those that are away
         self._outboxes: dict[str, Outbox] = {}
+        self.num_reporting = 0  # nodes with an open stream
         self._streams = Counter[str]()  # of reports, by node: a new one may begin before the end of a broken one is seen
         self._names: set[str] = set()
         self._someone_left = asyncio.Event()
@@ -130,23 +131,20 @@ class LiveJob:
     def reporting(self, node: str) -> Iterator[None]:
         """While a stream of this node's reports is open."""
         self._streams[node] += 1
+        self.num_reporting += self._streams[node] == 1
         self._left_s.pop(node, None)
         try:
             yield
         finally:
             self._streams[node] -= 1
             if not self._streams[node]:
+                self.num_reporting -= 1
                 self._left_s[node] = self._clock()
                 self.handle(NodeAway(node=node))
                 self._someone_left.set()
 
     def is_reporting(self, node: str) -> bool:
         return self._streams[node] > 0
-
-    @property
-    def num_reporting(self) -> int:
-        """Nodes with an open stream."""
-        return sum(count > 0 for count in self._streams.values())
 
     async def all_left(self, timeout_s: float) -> None:
         """Returns once every node has said goodbye or is away, or after `timeout_s`."""
