@@ -11,6 +11,7 @@ import concurrent.futures
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def main() -> None:
         known.append(round_of(min(2 * len(KINDS), options.launches - done), options.jobs))
         write(options.out, known)
         print(json.dumps(known[-1]), flush=True)
+    write(options.out, known)
     print(table(known))
 
 
@@ -133,13 +135,20 @@ def table(rounds: list[dict[str, Any]]) -> str:
     for one in rounds:
         counts.update(one["launches"])
     lines = ["| launch | count |", "|---|---|", *(f"| {kind} | {count} |" for kind, count in counts.items())]
-    remains = {what: sum(len(one[what]) for one in rounds) for what in ("processes", "shm", "tmp", "wrong")}
-    left_over = f"{remains['processes']} processes, {remains['shm']} files in /dev/shm and {remains['tmp']} in /tmp left"
+    processes, wrong = (sum(len(one[what]) for one in rounds) for what in ("processes", "wrong"))
+    last = rounds[-1] if rounds else {"shm": [], "tmp": []}
     lines += [
         "",
-        f"{counts.total()} launches, {len(rounds)} looks: {left_over}; {remains['wrong']} launches with another exit code than expected.",
+        f"{counts.total()} launches, {len(rounds)} looks: {processes} processes left, {wrong} launches with another exit code than expected.",
+        f"After the last look there are in /dev/shm: {named(last['shm'])}; in /tmp: {named(last['tmp'])}.",
     ]
     return "\n".join(lines)
+
+
+def named(files: list[str]) -> str:
+    """Names that differ in what was drawn for them only, once and counted."""
+    kinds = Counter(re.sub(r"_[a-z0-9_]{8}$", "_*", name) for name in files)
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in sorted(kinds.items())) or "nothing"
 
 
 if __name__ == "__main__":

@@ -37,8 +37,11 @@ def test_what_is_left_is_seen_and_nothing_else() -> None:
 
 def test_the_table_adds_up_rounds() -> None:
     clean = {"launches": {"ends well": 2, "a bad batch": 1}, "wrong": [], "processes": [], "shm": [], "tmp": []}
-    told = nothing_left.table([clean, clean | {"shm": ["x"], "wrong": ["y"]}])
-    assert "| ends well | 4 |" in told
-    assert told.endswith(
-        "6 launches, 2 looks: 0 processes, 1 files in /dev/shm and 0 in /tmp left; 1 launches with another exit code than expected."
+    shared = ["torch-watchdog-0"]
+    of_torch = ["torchelastic_29lfzhdh", "torchelastic__61v8qob"]
+    told = nothing_left.table(
+        [clean | {"shm": shared}, clean | {"shm": shared, "tmp": [*shared, *of_torch], "wrong": ["y"], "processes": ["p"]}]
     )
+    assert "| ends well | 4 |" in told
+    assert "6 launches, 2 looks: 1 processes left, 1 launches with another exit code than expected." in told
+    assert told.endswith("in /dev/shm: torch-watchdog-0; in /tmp: torch-watchdog-0, 2 torchelastic_*.")

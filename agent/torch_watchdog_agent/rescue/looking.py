@@ -5,6 +5,7 @@ Owns the reading of its Python frames. A thread that holds the interpreter's loc
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import traceback
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
     from torch_watchdog_agent.rescue.gpu import OnGpu
 
-__all__ = ["answer", "calls_of", "looked_at"]
+__all__ = ["answer", "calls_at", "looked_at", "recorded"]
 
 MAX_STACK = 3000
+_IN_VAIN = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 # Where a healthy rank waits for another one: in a collective, or for the result of a backward that has collectives in it.
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py", "/torch/_tensor.py")
 _CLEARANCE = "/torch_watchdog_agent/clearance.py"  # on a GPU Python waits there, and not in the collective, for a neighbour's batch
@@ -36,28 +38,38 @@ def answer(order: Look, rank: Rank, gpu: OnGpu, *, at: tuple[int, bool]) -> Look
     waits, stack, where = looked_at()
     waits = waits or gpu.is_busy()
     timeout_s = group_timeout_s()
-    calls, flight = calls_of(rank, device_answers=lambda: gpu.answers(rank.subjects.now()))
+    flight = recorded(rank, device_answers=lambda: gpu.answers(rank.subjects.now()))
     return Looked(
         rank=rank.identity.rank, generation=order.generation, waits=waits, stack=stack + flight.lines, where=where, step=at[0], between=at[1],
-        timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=calls,
+        timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=_calls(rank, flight),
     )  # fmt: skip
 
 
-def calls_of(rank: Rank, *, device_answers: Callable[[], bool]) -> tuple[tuple[GroupCalls, ...], Flight]:
-    """One entry a process group, and what torch has recorded of them. `device_answers`: whether a CUDA call would come back at all."""
-    from torch_watchdog_agent.hooks.collectives import calls_made
+def calls_at(error: BaseException, rank: Rank) -> tuple[GroupCalls, ...]:
+    """What was called until this was raised. The flight recorder takes a tenth of a second: it is asked first only where the rank has waited in vain."""
+    flight = recorded(rank, device_answers=lambda: True) if _IN_VAIN.search(str(error)) else NOTHING
+    return _calls(rank, flight)
 
-    flight = NOTHING
+
+def recorded(rank: Rank, *, device_answers: Callable[[], bool]) -> Flight:
+    """What torch has recorded by now; in a file, too. `device_answers`: whether a CUDA call would come back at all."""
     try:
         flight = read(device_answers=device_answers)
         keep(flight, Path(rank.config.run_dir) / "logs" / f"rank-{rank.identity.rank}.flight.json")
+        return flight
     except Exception as error:  # noqa: BLE001  another torch's dump, a full disk, a device that is lost
         rank.say(f"torch's flight recorder could not be read ({type(error).__name__}: {error})")
+        return NOTHING
+
+
+def _calls(rank: Rank, flight: Flight) -> tuple[GroupCalls, ...]:
+    from torch_watchdog_agent.hooks.collectives import calls_made
+
     try:
-        return calls_made(flight), flight
+        return calls_made(flight)
     except Exception as error:  # noqa: BLE001  a failure is told without it
         rank.say(f"the collectives that were called are not known ({type(error).__name__}: {error})")
-        return (), flight
+        return ()
 
 
 def looked_at() -> tuple[bool, str, str]:

@@ -124,9 +124,9 @@ class Rescuer:
     def noticed(self, error: BaseException) -> None:
         """An exception is in flight, and a process group is about to be torn down because of it: remember when that was."""
         if self._first_seen is None or self._first_seen[0] != id(error):
-            from torch_watchdog_agent.rescue.looking import calls_of
+            from torch_watchdog_agent.rescue.looking import calls_at
 
-            self._first_seen = (id(error), time.time_ns(), calls_of(self._rank, device_answers=lambda: True)[0])
+            self._first_seen = (id(error), time.time_ns(), calls_at(error, self._rank))
 
     def keep(self, batch: Any) -> Any:
         """The batch that is about to be used, or what a replay puts in its place."""
@@ -134,6 +134,8 @@ class Rescuer:
 
     def failed(self, error: BaseException, words: Words | None = None) -> None:
         """An exception leaves the training: tell it. `words`: what was said of it while it was raised."""
+        from torch_watchdog_agent.rescue.looking import recorded
+
         rank, words = self._rank, words or words_of(error)
         step, between = self._step_of(words.text)
         self._batches.write_bundle(step)
@@ -147,6 +149,7 @@ class Rescuer:
             self._asked = rank.config.policy != "observe" and rank.identity.world_size > 1
         if not rank.tell(message):
             self._asked = False
+        recorded(rank, device_answers=lambda: True)  # the others are being freed meanwhile
 
     def _step_of(self, failure: str) -> tuple[int, bool]:
         """A device's failure is heard when Python is steps ahead of it."""
