@@ -112,11 +112,19 @@ class Holds:
             return "no legal value can stand in for it"
         return "no update of this loop has come to a gate yet that could leave it out"
 
-    def leave_out(self, violation: Violation, step: int) -> None:
+    def leave_out_what_is_in_flight(self) -> None:
+        """The job stops with bad batches on their way from a prefetching thread: nobody will meet them here, and the next run is not to stop for them."""
+        from torch_watchdog_agent.hooks.elsewhere import bad_in_flight
+
+        if self._rank.config.policy != "observe":
+            for violation, dataset in bad_in_flight():
+                self.leave_out(violation, self._rank.loop.step + 1, dataset=dataset)
+
+    def leave_out(self, violation: Violation, step: int, *, dataset: str | None = None) -> None:
         """The sample must not come back: not in the next epoch, nor in the run that resumes."""
         rank = self._rank
         try:
-            rank.quarantine.add(violation, dataset=rank.dataset, rank=rank.identity.rank, step=step)
+            rank.quarantine.add(violation, dataset=dataset or rank.dataset, rank=rank.identity.rank, step=step)
         except OSError as error:
             rank.say(f"a bad sample could not be quarantined ({error}): it may be met again")
 

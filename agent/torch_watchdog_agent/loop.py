@@ -25,6 +25,7 @@ class Loop:
         self.fed_elsewhere = False  # batches come through another thread: gates number the windows
         self._open = False
         self._closed_once = False
+        self._counted = False  # the window's update
         self._stepped: set[int] = set()  # optimizers that stepped in this window
         self._first: int | None = None  # batches of the first window
         self._usual: int | None = None  # the fewest batches of a later window
@@ -79,6 +80,7 @@ class Loop:
             self.step += 1
         self._open, self._closed_once = True, False
         self.micro_step, self.trained_on = -1, 0
+        self._counted = False
         self._stepped.clear()
 
     def at_gate(self, optimizer: int) -> int:
@@ -101,7 +103,8 @@ class Loop:
         if first:
             self._count_batches()
         self._open, self._closed_once = False, True
-        if first and applied:
+        if applied and not self._counted:  # a GradScaler may have left out the step of another optimizer of this window
+            self._counted = True
             self.updates_applied += 1
         return first
 

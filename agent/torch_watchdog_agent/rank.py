@@ -90,7 +90,9 @@ class Rank:
         self._gates_seen = self._trains_in_eval = False
         self._looked_inside = False
         self._preemption = self._preempted()
-        self.resume = AskedResume(config.resume, Path(config.run_dir), speaks=identity.rank == 0, say=self.say)
+        self.resume = AskedResume(
+            config.resume, Path(config.run_dir), attempt=identity.attempt, speaks=identity.rank == 0, say=self.say
+        )  # fmt: skip
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
@@ -343,6 +345,20 @@ class Rank:
 
     def enter_gate(self, optimizer: Any) -> int | None:
         """Before a parameter changes. Returns the window's number, VETOED where the update must not be applied, None inside a save of ours."""
+        number = self._at_gate(optimizer)
+        if number is not None and number != VETOED:
+            self.rescuer.at_gate(optimizer)
+        return number
+
+    def gate_without_update(self, optimizer: Any) -> int | None:
+        """A GradScaler has found gradients that are not finite and calls no update. The window ends here all the same, and orders find their gate."""
+        number = self._at_gate(optimizer)
+        if number is not None and number != VETOED:
+            self._go_on(number, applied=False)
+            self.rescuer.after_gate(window_closed=False)
+        return number
+
+    def _at_gate(self, optimizer: Any) -> int | None:
         if self.saver.busy:
             return None
         if optimizer is not None:
@@ -371,15 +387,14 @@ class Rank:
             self.window.restore()  # for a save that comes before the next fetch
             self._undo = True
             self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
-            self._go_on(number, applied=False)
+            self._go_on(number, applied=False, vetoed=True)
             return VETOED
-        self.rescuer.at_gate(optimizer)
         return number
 
     def _act_at_gate(self, commit: Commit, number: int) -> None:
         """A veto ends its window here. Any other order comes to a gate only where no loader gave a boundary: the save sees the window's start."""
         if commit.veto == number:
-            self._close_window(number, applied=False)
+            self._close_window(number, applied=False, vetoed=True)
             self.window.restore()
             self.saver.act(commit, step=number)
             return
@@ -393,17 +408,17 @@ class Rank:
             raise SystemExit(0)
         self.rescuer.after_gate(window_closed=self._go_on(number, applied=True))
 
-    def _go_on(self, number: int, *, applied: bool) -> bool:
-        first = self._close_window(number, applied=applied)
+    def _go_on(self, number: int, *, applied: bool, vetoed: bool = False) -> bool:
+        first = self._close_window(number, applied=applied, vetoed=vetoed)
         if first:
             self.holds.window_closed(number)
         return first
 
-    def _close_window(self, number: int, *, applied: bool) -> bool:
+    def _close_window(self, number: int, *, applied: bool, vetoed: bool) -> bool:
         """True the first time in this window."""
         first = self.loop.gate_done(applied=applied)
         if first:
-            self.history.step_done(number, vetoed=not applied)
+            self.history.step_done(number, vetoed=vetoed)
             self.resume.missed()
             if self.guard.has_learned():
                 self.write_contract()

@@ -27,6 +27,8 @@ class Saver:
 
     def act(self, commit: Commit, *, step: int) -> None:
         """Saves and leaves as the order says. `step`: the first step that is not applied. Raises SystemExit to leave."""
+        if commit.leave:
+            self._rank.holds.leave_out_what_is_in_flight()
         committed = self._save(commit) if commit.save else False
         self._rank.gate.done(commit.generation)
         self._rank.history.note(f"step {step}: {'checkpoint committed' if committed else 'no checkpoint'}: {commit.path}", level=0)

@@ -108,3 +108,15 @@ def test_a_batch_is_used_in_the_window_of_its_hand_over_unless_the_loop_is_ahead
     assert ahead.windows_ahead(None) == 1
     ahead.fed_elsewhere = True
     assert ahead.windows_ahead(None) == 0
+
+
+def test_a_window_in_which_only_the_second_optimizer_applies_its_update_counts_as_one() -> None:
+    """A GradScaler leaves out the step of the first."""
+    loop = Loop()
+    loop.handed_over()
+    assert loop.at_gate(1) == 0 and loop.gate_done(applied=False)
+    assert loop.at_gate(2) == 0 and not loop.gate_done(applied=True)
+    assert loop.updates_applied == 1
+    loop.handed_over()
+    assert loop.at_gate(1) == 1 and loop.gate_done(applied=False)
+    assert (loop.step, loop.updates_applied) == (1, 1)

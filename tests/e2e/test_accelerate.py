@@ -32,3 +32,12 @@ def test_a_bad_sample_stops_every_process_that_accelerate_has_started_and_the_ch
     again = launch(tmp_path, [*watchdog("--resume", str(checkpoint)), *accelerate(*script("train.py", "--restore"), processes=processes)])
     assert again.code == 0, again.err
     assert len(again.lines(rf"resumed at {incident['step']} updates")) == processes
+
+
+def test_on_cpus_each_of_several_machines_is_a_training_of_its_own_and_is_stopped_as_one(tmp_path: Path) -> None:
+    """accelerate starts one process there and couples it to no other machine's."""
+    meets = ("--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()))
+    line = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", *meets, "--mixed_precision", "no", "--dynamo_backend", "no"]
+    ended = launch(tmp_path, [*watchdog("--job", "bad"), *line, *script("train.py", "--bad", BAD[1])])
+    (incident,) = ended.incidents
+    assert (ended.code, incident["action"]["ranks_stopped"], incident["action"]["checkpoint"]["committed"]) == (65, [0], True), ended.err

@@ -95,6 +95,16 @@ def test_a_daemon_that_is_started_again_in_the_middle_of_a_stop_ends_it(tmp_path
     assert list(run.folder.rglob(manifest.COMMITTED)), run.err
 
 
+def test_an_order_of_an_attempt_that_has_died_binds_nobody_in_the_next(tmp_path: Path) -> None:
+    """Decided, and never carried out: the next attempt trains to its end, from what was saved and without the bad sample."""
+    command = torchrun(*script("train.py", "--epochs", 1, "--bad", BAD, "--restore"), options=("--max-restarts", "1"))
+    run = launch(tmp_path, [*watchdog("--job", "dying"), *command], **{VARIABLE: "rank-0 got Commit"})
+    assert (run.code, run.lines("done")) == (0, ["rank 0 done", "rank 1 done"]), run.err
+    assert run.lines("resumed") == [f"rank {rank} resumed at 4 updates, epoch 0" for rank in (0, 1)]
+    assert applied(run) == {rank: list(range(8)) for rank in (0, 1)}
+    assert "finished in attempt 1 after batch.index_out_of_range in attempt 0 (exit code 0)" in run.err
+
+
 def outlived(folder: Path, command: list[str], point: str) -> Ended:
     process = start(folder, command, **{VARIABLE: point})
     run = ended(process, folder)

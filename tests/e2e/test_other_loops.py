@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -30,6 +31,20 @@ def test_all_ranks_stop_before_the_bad_batch_is_trained_on(tmp_path: Path, loop:
     trained = incident["step"]
     assert 6 <= trained <= 7
     assert len(steps(ended)) == 2 * trained
+
+
+@pytest.mark.parametrize(
+    "loop", ["thread", pytest.param("ahead", marks=pytest.mark.slow), pytest.param("lightning", marks=pytest.mark.slow)]
+)
+def test_of_two_bad_batches_in_flight_one_stops_the_job_and_both_are_left_out_from_then_on(tmp_path: Path, loop: str) -> None:
+    command = script("other_loops.py", loop, "--bad", BAD, BAD + 8)
+    stopped = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*command)])
+    assert stopped.code == 65, stopped.err
+    (incident,) = stopped.incidents
+    assert incident["batch"]["sample"]["dataset_index"] == BAD
+    entries = [json.loads(line) for line in (stopped.run_dir / "quarantine.jsonl").read_text().splitlines()]
+    assert sorted(entry["dataset_index"] for entry in entries) == [BAD, BAD + 8]
+    assert len({entry["dataset"] for entry in entries}) == 1
 
 
 @pytest.mark.parametrize("loop", ["thread", "lightning"])

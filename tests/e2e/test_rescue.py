@@ -112,12 +112,16 @@ def test_a_wrapper_that_is_the_first_process_of_its_container_rescues_too(tmp_pa
     assert saved_as_after_an_update(run, incident)
 
 
-def test_a_restart_of_the_launcher_begins_a_new_attempt(tmp_path: Path) -> None:
-    run = failed(tmp_path, "--fault", "kill", "--steps", 12, options=("--max-restarts", "1"))
+def test_a_restart_of_the_launcher_goes_on_from_what_was_saved(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "kill", "--steps", 12, "--restore", options=("--max-restarts", "1"))
     assert run.code == 0, run.err
     assert len(run.lines(r"rank \d done 12")) == 2
     (incident,) = run.incidents
     assert (incident["attempt"], incident["origin"]["rank"], incident["action"]["checkpoint"]["committed"]) == (0, 1, True)
+    saved = (run.folder / "trail-0-0").read_text().splitlines()[-1]
+    assert run.lines("resumed") == [f"rank {rank} resumed {saved}" for rank in (0, 1)]
+    assert "finished in attempt 1 after rank.died in attempt 0 (exit code 0)" in run.err
+    assert "attempt 1 goes on from" in run.err and "  resume " not in run.err
 
 
 def test_two_ranks_that_fail_leave_nothing_to_save(tmp_path: Path) -> None:

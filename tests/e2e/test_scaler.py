@@ -18,8 +18,11 @@ def test_steps_that_a_scaler_leaves_out_are_no_finding(tmp_path: Path) -> None:
     assert (ended.code, ended.incidents) == (0, []), ended.err
 
 
-def test_a_nan_under_a_scaler_is_told_with_its_rank(tmp_path: Path) -> None:
+def test_a_nan_under_a_scaler_stops_the_job_and_names_its_rank(tmp_path: Path) -> None:
     ended = launch(tmp_path, [*watchdog("--job", "scaled"), *torchrun(*script("scaled.py", "--nan", 20))])
     (incident,) = [one for one in ended.incidents if one["kind"] != "scaler.collapse"]  # which follows
-    assert (incident["kind"], incident["origin"]["rank"]) == ("loss.not_finite", 1), ended.err
-    assert 0 < incident["step"] <= 20  # steps that the scaler left out do not count
+    assert (incident["kind"], incident["origin"]["rank"], incident["step"]) == ("loss.not_finite", 1, 20), ended.err
+    assert (ended.code, incident["action"]["exit_code"]) == (70, 70), (
+        ended.err
+    )  # no update is called any more, and the ranks stop all the same
+    assert ended.lines("step 20 norm nan") and not ended.lines("step 119 ")

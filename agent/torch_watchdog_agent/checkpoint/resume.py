@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_agent.checkpoint import by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp
+from torch_watchdog_agent.checkpoint import again, by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
 from torch_watchdog_agent.checkpoint.guard import marked_busy, quietly
 from torch_watchdog_agent.checkpoint.living import instances
@@ -50,20 +50,20 @@ def restore(
 
     Each argument is one object or a sequence of them. Call it on every rank, after the process group, the (wrapped) model, the optimizer
     and the loader are made, before the first batch is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one;
-    without it, the one that the launch was given with --resume.
-    Raises RestoreError where the checkpoint is not whole or does not fit.
+    without it, in a later attempt of one launch (--max-restarts) the newest good one of this run, else the one that the launch was given with
+    --resume. Raises RestoreError where the checkpoint is not whole or does not fit.
     """
-    asked_for = path if path is not None else _resume_of_this_launch()
-    if asked_for is None:
-        return None
-    _tell_rank_of_call()
-    place = _checkpoint_at(Path(asked_for))
     target = TrainingState(
         models=tuple(bare_model(item) for item in _several(model)),
         optimizers=tuple(inner_optimizer(item) for item in _several(optimizer)),
         schedulers=tuple(getattr(item, "scheduler", item) for item in _several(scheduler)),
         scalers=_several(scaler),
     )
+    asked_for = path if path is not None else _of_this_launch(target, loader)
+    if asked_for is None:
+        return None
+    _tell_rank_of_call()
+    place = _checkpoint_at(Path(asked_for))
     try:
         return _restore(place, target, loader)
     except RestoreError:
@@ -72,9 +72,25 @@ def restore(
         raise RestoreError(place, str(error), "No rank has gone on; see the rank that is named") from error
 
 
-def _resume_of_this_launch() -> str | None:
+def _of_this_launch(target: TrainingState, loader: Any) -> str | os.PathLike[str] | None:
     config = AgentConfig.from_env(os.environ)
-    return config.resume if config is not None else None
+    if config is None:
+        return None
+    newest = _of_this_run(Path(config.run_dir), target, loader) if again.attempt_of_this_launch() else None
+    return newest or config.resume
+
+
+def _of_this_run(run_dir: Path, target: TrainingState, loader: Any) -> Path | None:
+    from torch_watchdog_agent.checkpoint.peers import peers_of
+
+    _tell_rank_of_call()
+    try:
+        rank, world_size = _rank_and_world(run_dir)
+    except RestoreError as error:  # the first attempt had nothing to resume from, and did not need one
+        _say(f"what earlier attempts of this run have saved is not taken: {error}")
+        return None
+    with marked_busy(), quietly(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
+        return again.newest_of_this_run(run_dir, peers, loads=bool(target.models), needs_position=loader is not None, say=_say)
 
 
 def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:

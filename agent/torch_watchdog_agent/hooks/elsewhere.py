@@ -18,8 +18,9 @@ from torch_watchdog_agent.hooks.active import guarded, made_rank, rank
 if TYPE_CHECKING:
     from torch_watchdog_agent.hooks.indices import Source
     from torch_watchdog_agent.rank import Rank
+    from torch_watchdog_proto.messages import Violation
 
-__all__ = ["handed"]
+__all__ = ["bad_in_flight", "handed"]
 
 MAX_MARKS = 64
 _Batch = TypeVar("_Batch")
@@ -44,6 +45,11 @@ def handed(batch: _Batch, source: Source) -> _Batch:
     """On the other thread. Never raises."""
     replaced = _marked(batch, source)
     return batch if replaced is None else replaced[0]
+
+
+def bad_in_flight() -> list[tuple[Violation, str]]:
+    """Of the batches on their way, those that the model cannot take, each with the name of its data set."""
+    return [(mark.checked.violation, mark.dataset) for mark in tuple(_marks) if mark.checked.violation is not None]
 
 
 @guarded("prefetching")

@@ -14,7 +14,7 @@ from typing import Any
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.rank import VETOED
 
-__all__ = ["left_out", "patch"]
+__all__ = ["after_scaler", "left_out", "patch"]
 
 
 class _Vetoed(Exception):  # noqa: N818  not an error: the way out of a closure
@@ -24,6 +24,7 @@ class _Vetoed(Exception):  # noqa: N818  not an error: the way out of a closure
 
 
 left_out: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose newest step was vetoed
+_gates_met = 0
 _steps_under_way = 0  # a step inside a step (ZeRO, wrappers) is not a gate of its own
 
 
@@ -94,12 +95,31 @@ def _gated(optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
 
 @guarded("optimizer")
 def _enter(optimizer: Any) -> int | None:
+    global _gates_met
+    _gates_met += 1
     here = rank()
-    if here is None:
-        return None
-    number = here.enter_gate(optimizer)
+    return None if here is None else _marked(optimizer, here.enter_gate(optimizer))
+
+
+def _marked(optimizer: Any, number: int | None) -> int | None:
     (left_out.add if number == VETOED else left_out.discard)(optimizer)
     return number
+
+
+def after_scaler(step: Callable[..., Any], optimizer: Any, had_overflowed: Callable[[], bool]) -> Any:
+    """`step` is a GradScaler's: where it calls no update of the optimizer, the gate that is in there comes behind it."""
+    before = _gates_met
+    result = step()
+    if _gates_met == before and not _steps_under_way and not _compiling():
+        _gate_without_update(optimizer, had_overflowed)
+    return result
+
+
+@guarded("scaler")
+def _gate_without_update(optimizer: Any, had_overflowed: Callable[[], bool]) -> None:
+    here = rank()
+    if here is not None and had_overflowed():  # else the update was made past our gate (a compiled step)
+        _marked(optimizer, here.gate_without_update(optimizer))
 
 
 @guarded("optimizer")

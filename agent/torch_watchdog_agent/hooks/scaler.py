@@ -1,4 +1,6 @@
-"""GradScaler: part of the state that a checkpoint needs, the reason why a loss may be seen multiplied, and a sign of health by its scale."""
+"""GradScaler: part of the state that a checkpoint needs, the reason why a loss may be seen multiplied, a sign of health by its scale, and who may leave out
+the update that our gate stands before.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.optimizer import after_scaler
 
 __all__ = ["patch", "unscaled"]
 
@@ -15,7 +18,7 @@ _raw: list[tuple[Any, Any]] = []  # the last (scaled, raw) pair, weakly
 
 
 def patch(module: ModuleType) -> None:
-    initialise, scale, update = module.GradScaler.__init__, module.GradScaler.scale, module.GradScaler.update
+    initialise, scale, step, update = (getattr(module.GradScaler, name) for name in ("__init__", "scale", "step", "update"))
 
     @functools.wraps(initialise)
     def seen(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -28,13 +31,18 @@ def patch(module: ModuleType) -> None:
         _scaled(self, outputs, scaled)
         return scaled
 
+    @functools.wraps(step)
+    def stepping(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return after_scaler(lambda: step(self, optimizer, *args, **kwargs), optimizer, lambda: _has_overflowed(self, optimizer))
+
     @functools.wraps(update)
     def updating(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = update(self, *args, **kwargs)
         _updated(self)
         return result
 
-    module.GradScaler.__init__, module.GradScaler.scale, module.GradScaler.update = seen, scaling, updating
+    for name, ours in (("__init__", seen), ("scale", scaling), ("step", stepping), ("update", updating)):
+        setattr(module.GradScaler, name, ours)
 
 
 def unscaled(loss: Any) -> Any:
@@ -42,6 +50,12 @@ def unscaled(loss: Any) -> Any:
     if _raw and _raw[0][0]() is loss:
         return _raw[0][1]() if _raw[0][1]() is not None else loss
     return loss
+
+
+def _has_overflowed(scaler: Any, optimizer: Any) -> bool:
+    """Asked only where it called no update, before which it has waited for these very numbers itself."""
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return any(bool(one.item()) for one in found.values())
 
 
 @guarded("scaler")

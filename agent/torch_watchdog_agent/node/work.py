@@ -26,6 +26,7 @@ from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_agent.node.rings import RingFolder, RingNews
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
+from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
 from torch_watchdog_proto.record import Note
 from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked, Release
@@ -107,6 +108,7 @@ class NodeWork:
     def _on_order(self, tell: TellRank) -> None:
         self.last_words.told(tell.order)
         if isinstance(tell.order, Release):
+            reach("node", "before", tell.order)
             self._release(tell.attempt, tell.rank, kill=tell.order.kill)
         if isinstance(tell.order, Look):
             self._tell_state(tell.attempt, tell.rank)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from train import CLASSES, Net, digest, say
+from train import CLASSES, Net, begin, digest, say
 
 BATCH = 3
 
@@ -79,8 +78,8 @@ def fail(how: str) -> None:
         dist.barrier()
 
 
-def batches(args: argparse.Namespace, rank: int, loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for epoch in range(100):
+def batches(loader: DataLoader, first_epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for epoch in range(first_epoch, 100):
         loader.sampler.set_epoch(epoch)
         yield from loader
 
@@ -112,6 +111,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--attempts", type=int, default=1, help="fail only in attempts before this one")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step")
     parser.add_argument("--timeout", type=float, default=600.0, help="of the process group")
+    parser.add_argument("--restore", action="store_true")
     parser.add_argument("--check")
     return parser.parse_args()
 
@@ -138,18 +138,9 @@ def check(args: argparse.Namespace) -> None:
     print(resumed.step, digest(plain, optimizer), scheduler.last_epoch)
 
 
-def begin(args: argparse.Namespace) -> None:
-    """Each attempt under a name of its own in the store: in torch's own way a second one may find the addresses of the first."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    timeout = datetime.timedelta(seconds=args.timeout)
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False, timeout=timeout)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt-{attempt}", store), rank=rank, world_size=world, timeout=timeout)
-
-
 def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    begin(args)
+    begin("gloo", timeout_s=args.timeout)
     rank = dist.get_rank()
     plain, model, optimizer = build(args)
     other = dist.new_group([0, 1]) if args.wait == "group" else None
@@ -158,6 +149,14 @@ def train(args: argparse.Namespace) -> None:
     rows = Rows(BATCH * args.at if stalls else None)
     loader = DataLoader(rows, batch_size=BATCH, sampler=DistributedSampler(rows), num_workers=args.workers)
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    done, first_epoch = 0, 0
+    if args.restore:
+        import torch_watchdog_agent
+
+        resumed = torch_watchdog_agent.restore(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+        if resumed is not None:
+            done, first_epoch = resumed.step, resumed.epoch
+            say(f"rank {rank} resumed {done} {digest(plain, optimizer)} {scheduler.last_epoch}")
     failing = args.fault and (rank == args.rank or args.both) and attempt + 1 <= args.attempts
     steps = args.steps - (args.fewer if rank == args.rank else 0)
     if args.place == "step" and failing:
@@ -165,7 +164,7 @@ def train(args: argparse.Namespace) -> None:
         optimizer.step = lambda: (fail(args.fault) if next(count) == args.at else None, theirs())  # type: ignore[method-assign]
     trail = Path(f"trail-{attempt}-{rank}").open("w")  # noqa: SIM115 - as long as the process lives
     try:
-        for step, (ids, labels) in enumerate(batches(args, rank, loader)):
+        for step, (ids, labels) in enumerate(batches(loader, first_epoch), start=done):
             if step == steps:
                 break
             if step == args.at - stalls:

@@ -20,8 +20,7 @@ warnings.simplefilter("ignore")
 class Rows(Dataset):
     def __init__(self, bad):
         self.ids = torch.arange(ROWS * 6).reshape(ROWS, 6) % 40
-        if bad is not None:
-            self.ids[bad, 4] = 51
+        self.ids[bad, 4] = 51
 
     def __len__(self):
         return ROWS
@@ -134,7 +133,7 @@ def lightning(rows):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("loop", choices=["thread", "lightning", "ahead", "before_step"])
-parser.add_argument("--bad", type=int)
+parser.add_argument("--bad", type=int, nargs="*", default=[])
 parser.add_argument("--leave-out", type=int)
 options = parser.parse_args()
 torch.set_num_threads(1)

@@ -7,6 +7,7 @@ a way to lose bit-identity.
 from __future__ import annotations
 
 import argparse
+import datetime
 import hashlib
 import os
 import signal
@@ -80,6 +81,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def begin(backend: str, *, timeout_s: float = 600.0) -> None:
+    """A second attempt under a name of its own in the store: as torch does it by itself its ranks may find the addresses of the first, and hang."""
+    attempt, timeout = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), datetime.timedelta(seconds=timeout_s)
+    if attempt == "0":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False, timeout=timeout)
+    dist.init_process_group(backend, store=dist.PrefixStore(f"attempt-{attempt}", store), rank=rank, world_size=world, timeout=timeout)
+
+
 def meet(folder: Path) -> None:
     """The test does something in the middle of the run, then lets it go on."""
     (folder / "here").touch()
@@ -123,7 +135,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if world > 1:
-        dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
+        begin("gloo" if args.device == "cpu" else "nccl")
     device = torch.device(args.device, int(os.environ.get("LOCAL_RANK", 0))) if args.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

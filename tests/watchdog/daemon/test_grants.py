@@ -89,9 +89,12 @@ def test_who_gave_which_order_is_kept_by_the_name_of_the_token(fleet: Fleet, tok
     headers = {"authorization": f"Bearer {tokens('add', 'ben', '--role', 'operator')}"}
     with httpx.Client(base_url=fleet.url, headers=headers) as web:
         web.post("api/v1/jobs/a-1/orders", json={"kind": "order.checkpoint", "by": "x"})
+    with DaemonClient(fleet.daemon.addresses[0], token=tokens("add", "carla", "--role", "operator")) as client:
+        client.request("a-1", "order.cancel", by="carla's terminal")  # no rank has answered the stop
+        assert not client.request("a-1", "order.cancel", by="once more").accepted
     log = tmp_path / "audit.jsonl"
-    lines = until(lambda: log.exists() and len(found := log.read_text().splitlines()) == 2 and found)
-    first, second = map(json.loads, lines)
+    lines = until(lambda: log.exists() and len(found := log.read_text().splitlines()) == 4 and found)
+    first, second, third, fourth = map(json.loads, lines)
     assert (first["what"], first["of"], first["who"], first["says"], first["reason"]) == (
         "order.stop",
         "a-1",
@@ -100,6 +103,11 @@ def test_who_gave_which_order_is_kept_by_the_name_of_the_token(fleet: Fleet, tok
         "the data is bad",
     )
     assert second["who"] == "ben"
+    cancelled = [(line["what"], line["of"], line["who"], line["says"], line["accepted"]) for line in (third, fourth)]
+    assert cancelled == [
+        ("order.cancel", "a-1", "carla", "carla's terminal", True),
+        ("order.cancel", "a-1", "carla", "once more", False),
+    ]
     assert stat.S_IMODE((tmp_path / "audit.jsonl").stat().st_mode) == 0o600
     assert any("order.stop of a-1 by anna" in line for line in fleet.said)
 

@@ -158,7 +158,7 @@ def test_the_resume_command_keeps_the_given_options_and_the_command() -> None:
     ],
 )
 def test_a_launch_on_one_node_holds_every_rank(line: str, environment: dict[str, str]) -> None:
-    assert sees_all_ranks(line.split(), environment)
+    assert sees_all_ranks(line.split(), environment, {})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,17 @@ def test_a_launch_on_one_node_holds_every_rank(line: str, environment: dict[str,
     ],
 )
 def test_a_launch_that_holds_only_some_ranks_must_not_stop_them(line: str, environment: dict[str, str]) -> None:
-    assert not sees_all_ranks(line.split(), environment)
+    assert not sees_all_ranks(line.split(), environment, {})
+
+
+def test_each_machine_that_accelerate_starts_on_cpus_is_a_training_of_its_own_and_may_be_stopped() -> None:
+    line = "accelerate launch --num_machines 2 --machine_rank 1 train.py"
+    assert not sees_all_ranks(line.split(), {}, {"use_cpu": "false"})
+    assert sees_all_ranks(line.split(), {}, {"use_cpu": "true"})
+    assert sees_all_ranks(line.replace("--num", "--cpu --num").split(), {}, {})
+    assert not sees_all_ranks(line.replace("--num", "--multi_gpu --num").split(), {}, {"use_cpu": "true"})
+    assert not sees_all_ranks(f"{line} --cpu".split(), {}, {})  # a word of the script's
+    assert not sees_all_ranks(line.replace("--num", "--cpu --num").split(), {"RANK": "1", "WORLD_SIZE": "2"}, {})
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,26 @@ def test_whatever_the_incidents_hold_ten_lines_are_enough(incidents: list[dict[s
     assert 1 <= len(lines) <= 10
 
 
+def of_attempt(attempt: int, kind: str) -> dict[str, Any]:
+    action = INCIDENT["action"] | {"policy": "none", "prevented": False, "exit_code": None}
+    more = {"attempt": attempt, "kind": kind, "batch": None, "bound": None, "action": action, "time": f"2026-01-31T00:00:0{attempt}Z"}
+    return INCIDENT | more
+
+
+def test_a_job_whose_later_attempt_came_to_its_end_finished_and_is_not_resumed() -> None:
+    end = replace(END, exit_code=0, stopped_by_us=False, attempt=1)
+    lines = summarise([of_attempt(0, "rank.exception")], end)
+    assert lines[0] == "job train-1 finished in attempt 1 after rank.exception in attempt 0 (exit code 0)"
+    assert any(line.startswith("  saved") for line in lines) and not any(line.startswith("  resume") for line in lines)
+
+
+def test_a_job_whose_later_attempt_failed_too_tells_that_one() -> None:
+    end = replace(END, exit_code=1, stopped_by_us=False, attempt=1)
+    lines = summarise([of_attempt(0, "rank.died"), of_attempt(1, "rank.exception")], end)
+    assert lines[0] == "job train-1 failed: rank.exception (exit code 1)"
+    assert any(line.startswith("  resume") for line in lines)
+
+
 def test_a_resume_that_no_rank_took_is_said() -> None:
     lines = summarise([], replace(END, exit_code=0, stopped_by_us=False, unused_resume="/home/a/runs/x/checkpoints/step-5"))
     assert "nothing found" in lines[0]

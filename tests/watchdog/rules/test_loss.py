@@ -63,8 +63,10 @@ def test_under_a_scaler_a_few_losses_in_a_row_are_its_own_matter() -> None:
     assert verdict(*bad, block(0, 3, scale=(1024.0,)), *[replace(one, micro_of_step=(step,)) for step, one in enumerate(bad, 4)]) is None
 
 
-def test_under_a_scaler_losses_that_stay_bad_are_told() -> None:
-    assert found(*[block(0, step, loss=math.inf, scale=(1024.0,)) for step in range(5)]).origin == 0
+def test_under_a_scaler_losses_that_stay_bad_are_told_from_the_first_of_them_on() -> None:
+    scaled = [block(0, step, loss=loss, scale=(1024.0,)) for step, loss in enumerate([1.0, math.inf, 1.0, NAN, NAN, NAN, NAN, NAN])]
+    told = found(*scaled)
+    assert (told.origin, told.first.step) == (0, 3)
 
 
 GATE_ONLY: dict[str, Any] = dict.fromkeys(

@@ -17,6 +17,7 @@ from torch_watchdog.daemon.live_job import LiveJob, Outbox
 from torch_watchdog.job.events import NodeLeft, RankGone, RankSpoke
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import LET_IN_KEY, ControlHello, RankLost, RankSaid, ReportAck
+from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport
 from torch_watchdog_proto.v1 import control_pb2_grpc, telemetry_pb2_grpc
 
@@ -133,6 +134,7 @@ def _hear(says: ControlHello | RankSaid | RankLost, live: LiveJob, node: str) ->
     live.check_ours()
     match says:
         case RankSaid():
+            reach("daemon", "got", says.message)
             live.handle(RankSpoke(node=node, attempt=says.attempt, message=says.message))
         case RankLost():
             live.handle(RankGone(attempt=says.attempt, rank=says.rank, pid=says.pid))

@@ -6,9 +6,9 @@ Owns what was reported of one attempt; the judgement is `rules/loss.py`. Fires o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from torch_watchdog.rules.loss import IN_A_ROW_WITH_SCALER, Divergence, NotFinite, first_of, not_finite, patience_s
+from torch_watchdog.rules.loss import IN_A_ROW_WITH_SCALER, Divergence, NotFinite, first_of, not_finite, patience_s, training_losses
 from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["LossWatch"]
@@ -23,7 +23,7 @@ class LossWatch:
         self._fired = False
         self._patience_s = patience_s(0)
         self._scaled: set[int] = set()  # ranks with a GradScaler
-        self._in_a_row: dict[int, int] = {}  # rank -> losses that are no numbers, one after the other, under a GradScaler
+        self._rows: dict[int, list[NotFinite]] = {}  # rank -> losses that are no numbers, one after the other, under a GradScaler
 
     @property
     def deadline(self) -> float | None:
@@ -32,9 +32,7 @@ class LossWatch:
     def see(self, block: StepBlock, now: float) -> None:
         if block.scale and block.scale[-1] > 0:
             self._learn_of_scaler(block.rank)
-        found = () if self._fired else not_finite(block)
-        if block.rank in self._scaled and not self._stays(block):
-            return
+        found = () if self._fired else not_finite(block) if block.rank not in self._scaled else self._that_stay(block)
         if found:
             # The earliest of each block is enough: a diverged training has nothing else to tell, for as long as it runs.
             self._found.append(min(found))
@@ -57,13 +55,17 @@ class LossWatch:
         self._fired = first is not None
         return first
 
-    def _stays(self, block: StepBlock) -> bool:
-        """Whether so many losses in a row are no numbers that the scaler will not find a way."""
-        longest = 0
-        count = self._in_a_row.get(block.rank, 0)
-        for loss, known in zip(block.loss, block.loss_known, strict=False):
-            if known:
-                count = 0 if math.isfinite(loss) else count + 1
-                longest = max(longest, count)
-        self._in_a_row[block.rank] = count
-        return longest >= IN_A_ROW_WITH_SCALER
+    def _that_stay(self, block: StepBlock) -> Sequence[NotFinite]:
+        """Losses of which so many in a row are no numbers that the scaler will not find a way: from the first of that row on."""
+        found: list[NotFinite] = []
+        row = self._rows.setdefault(block.rank, [])
+        if not row and math.isfinite(sum(block.loss)):
+            return ()  # nearly all of them
+        for loss in training_losses(block):
+            if math.isfinite(loss.loss):
+                row.clear()
+            elif len(row) < IN_A_ROW_WITH_SCALER:
+                row.append(loss)
+            if len(row) == IN_A_ROW_WITH_SCALER:
+                found = found or list(row)
+        return found

@@ -27,6 +27,7 @@ __all__ = [
     "resume_command",
     "script_position",
     "sees_all_ranks",
+    "starts_uncoupled_machines",
     "with_agent",
 ]
 
@@ -154,7 +155,16 @@ def resume_command(options: Sequence[str], command: Sequence[str], checkpoint: s
     return ("watchdog", *options, "--resume", checkpoint, *command)
 
 
-def sees_all_ranks(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+def starts_uncoupled_machines(command: Sequence[str], accelerate: Mapping[str, str]) -> bool:
+    """For CPUs accelerate starts one process on each machine and couples them by nothing (but under mpirun, which is another launcher to us): each is
+    a training of its own. `accelerate`: the settings of its file.
+    """
+    words = command[: script_position(command)]
+    by_file = accelerate.get("use_cpu", "").lower() == "true" and "--multi_gpu" not in words
+    return is_by_accelerate(command) and ("--cpu" in words or by_file)
+
+
+def sees_all_ranks(command: Sequence[str], environment: Mapping[str, str], accelerate: Mapping[str, str]) -> bool:
     """Whether every rank of the job is started below this wrapper. Where not, a stop from here would leave the other nodes waiting."""
     if any(_number(environment.get(name, "1")) > 1 for name in _SIZES) or (
         "RANK" in environment and _number(environment.get("WORLD_SIZE", "1")) > 1
@@ -163,6 +173,8 @@ def sees_all_ranks(command: Sequence[str], environment: Mapping[str, str]) -> bo
     names = {PurePath(word).name for word in command}
     if names & {"srun", "mpirun", "mpiexec"} or ("deepspeed" in names and option(command, ("--hostfile", "-H"))):
         return False
+    if starts_uncoupled_machines(command, accelerate):
+        return True
     nodes = option(command, ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines")) or environment.get(
         "PET_NNODES", "1"
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from torch_watchdog.launch.plan import LAUNCHER_MODULES, is_by_accelerate, option, script_position
+from torch_watchdog.launch.plan import LAUNCHER_MODULES, is_by_accelerate, option, script_position, starts_uncoupled_machines
 
 __all__ = ["Rendezvous", "accelerate_file", "rendezvous_of"]
 
@@ -46,7 +46,7 @@ def rendezvous_of(command: Sequence[str], environment: Mapping[str, str], accele
     before_script = command[: script_position(command)]
     names = {PurePath(word).name for word in before_script}
     if is_by_accelerate(command):
-        return _of_accelerate(before_script, accelerate)
+        return None if starts_uncoupled_machines(command, accelerate) else _of_accelerate(before_script, accelerate)
     if "torchrun" in names or names & {name for name in LAUNCHER_MODULES if name.startswith("torch.distributed.")}:
         return _of_torchrun(before_script, environment)
     return _of_variables(environment)
@@ -74,9 +74,7 @@ def _of_torchrun(words: Sequence[str], environment: Mapping[str, str]) -> Rendez
 
 def _of_accelerate(words: Sequence[str], file: Mapping[str, str]) -> Rendezvous | None:
     given = {name: option(words, (f"--{name}", f"--{name.replace('_', '-')}")) or file.get(name, "") for name in _ACCELERATE_NAMES}
-    # For CPUs accelerate starts one process on each machine and couples them by nothing (but under mpirun, which is another launcher to us).
-    alone = "--cpu" in words or (file.get("use_cpu", "").lower() == "true" and "--multi_gpu" not in words)
-    nodes, host = 1 if alone else _number(given["num_machines"], 1), given["main_process_ip"]
+    nodes, host = _number(given["num_machines"], 1), given["main_process_ip"]
     backend = given["rdzv_backend"] or "static"
     if nodes < 2 or not host or backend not in _BY_ADDRESS:
         return None

@@ -164,6 +164,7 @@ def _tell_end(
         steps=max((rank.last_step + 1 for rank in ranks if rank.last_step is not None), default=0),
         began_at_update=next((rank.began_at_update for rank in ranks if rank.began_at_update is not None), None),
         updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
+        attempt=last.attempt if last else 0,
         told=last is not None,
         options=tuple(options),
         command=watch.plan.command,

@@ -53,11 +53,12 @@ class Seat:
 
 def take_seat(stack: contextlib.ExitStack, config: LaunchConfig, command: Sequence[str], *, session: str, runtime_dir: Path) -> Seat:
     """What is opened for it is closed by `stack`. Raises whatever keeps a part of ours from starting."""
-    rendezvous = rendezvous_of(command, os.environ, accelerate_settings(command, os.environ))
+    accelerate = accelerate_settings(command, os.environ)
+    rendezvous = rendezvous_of(command, os.environ, accelerate)
     if config.policy == "observe" or rendezvous is None:
         alone = (
             config
-            if rendezvous is None and sees_all_ranks(command, os.environ)
+            if rendezvous is None and sees_all_ranks(command, os.environ, accelerate)
             else _only_observed(config, "its line does not say where they meet")
         )
         return _alone(stack, alone, command, session, runtime_dir)

@@ -26,6 +26,7 @@ __all__ = [
     "one_line",
     "steps_told",
     "summarise",
+    "was_survived",
     "what_happened",
     "what_offends",
     "who",
@@ -39,6 +40,7 @@ END_FIELDS = (
     "steps",
     "began_at_update",
     "updates",
+    "attempt",
     "told",
     "unused_resume",
     "signalled",
@@ -61,6 +63,7 @@ class JobEnd:
     steps: int = 0
     began_at_update: int | None = None  # what the checkpoint held that was resumed; both None where nobody recorded it
     updates: int | None = None
+    attempt: int = 0  # the newest one: the launcher has started the ranks so often again
     told: bool = True  # False where the daemon did not answer at the end
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -97,7 +100,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     """Without the prefix that a terminal line carries."""
     if end.ranks_reported == 0:
         return _nobody_reported(end)
-    first = first_to_tell(incidents)
+    first = first_to_tell(incidents, ended_in=end.attempt if end.exit_code else None)
     if first is None or _is_only_asked_for(first, end):
         steps = steps_told(end.steps, began=end.began_at_update, updates=end.updates)
         found = f"{steps}, nothing found" if end.told else "what was found is not known"
@@ -123,14 +126,23 @@ def _is_only_asked_for(first: Incident, end: JobEnd) -> bool:
     return is_order(first) and not end.stopped_by_us and end.exit_code == 0
 
 
-def first_to_tell(incidents: Sequence[Incident]) -> Incident | None:
-    """What ended the job where we did; of several the first of the gravest: what began it, not what followed."""
-    return min(incidents, key=_telling_order, default=None)
+def first_to_tell(incidents: Sequence[Incident], *, ended_in: int | None = None) -> Incident | None:
+    """What ended the job where we did; of several the first of the gravest: what began it, not what followed.
+
+    `ended_in`: the attempt that ended badly, which an earlier one's failure does not explain; None where the last one ended well.
+    """
+    return min(incidents, key=lambda incident: _telling_order(incident, ended_in), default=None)
 
 
-def _telling_order(incident: Incident) -> tuple[bool, int, str]:
+def _telling_order(incident: Incident, ended_in: int | None) -> tuple[bool, bool, int, str]:
+    is_over = ended_in is not None and incident.get("attempt", ended_in) != ended_in
     ended_the_job = (incident.get("action") or {}).get("exit_code") is not None
-    return not ended_the_job, _SEVERITIES.index(incident.get("severity", "info")), incident.get("time", "")
+    return is_over, not ended_the_job, _SEVERITIES.index(incident.get("severity", "info")), incident.get("time", "")
+
+
+def was_survived(incident: Incident, *, attempt: int, exit_code: int | None) -> bool:
+    """A later attempt of the launcher's has come to a good end after it."""
+    return exit_code == 0 and incident.get("attempt", attempt) < attempt
 
 
 def _nobody_reported(end: JobEnd) -> list[str]:
@@ -152,6 +164,9 @@ def _headline(incident: Incident, end: JobEnd) -> str:
     action = incident.get("action") or {}
     if is_order(incident) and end.stopped_by_us:
         return f"job {end.job} stopped on request (exit code {end.exit_code})"
+    if was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
+        before = f"{incident.get('kind')} in attempt {incident.get('attempt')}"
+        return f"job {end.job} finished in attempt {end.attempt} after {before} (exit code {end.exit_code})"
     if end.stopped_by_us:
         what = "stopped before the bad batch was used" if action.get("prevented") else "stopped"
     elif action.get("policy") == "skip" and action.get("prevented"):
@@ -252,7 +267,7 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
         lines.append("  saved  no checkpoint was written")
         if end.quarantine:
             lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
-    if path and checkpoint.get("committed"):
+    if path and checkpoint.get("committed") and not was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
         lines += _resume_lines(checkpoint.get("format") or "dcp", as_typed(checkpoint["path"], _folder(end)), end)
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""

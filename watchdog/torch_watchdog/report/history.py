@@ -54,7 +54,13 @@ class JobHistory:
     @property
     def main_incident(self) -> Incident | None:
         """The one that a person wants to hear of first."""
-        return first_to_tell(self.incidents)
+        return first_to_tell(self.incidents, ended_in=self.last_attempt if self.record.get("exit_code") else None)
+
+    @property
+    def last_attempt(self) -> int:
+        """As the launch has written it at its end; of one that has not ended: the newest that has trained."""
+        end = self.record.get("end") or {}
+        return int(end.get("attempt") or max(self.attempts, default=0))
 
     def of_attempt(self, attempt: int) -> JobHistory:
         """Only what belongs to it."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from torch_watchdog.job.incident import is_order
-from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, what_happened, what_offends, who
+from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, was_survived, what_happened, what_offends, who
 from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
 
@@ -98,6 +98,8 @@ def _what_was_done(found: Mapping[str, Any], history: JobHistory) -> str:
     checkpoint = action.get("checkpoint") or {}
     if checkpoint.get("path"):
         parts.append(f"a checkpoint was written ({checkpoint_state(checkpoint)}): {checkpoint['path']}")
+    if was_survived(found, attempt=history.last_attempt, exit_code=history.record.get("exit_code")):
+        parts.append(f"the launcher's attempt {history.last_attempt} then came to a good end")
     if not parts:
         return _how_it_ended(history)
     return _capital(_sentence(", ".join(parts)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch_watchdog_proto.messages import StepBlock
 
-__all__ = ["Divergence", "NotFinite", "first_of", "not_finite", "patience_s"]
+__all__ = ["Divergence", "NotFinite", "first_of", "not_finite", "patience_s", "training_losses"]
 
 IN_A_ROW_WITH_SCALER = 4  # a GradScaler skips a step that overflows, and finds a lower scale: once or twice is how it works
 _AFTER_ALL_LOSSES = 1 << 31  # the place of a gradient among the micro-steps of its step
@@ -44,13 +44,14 @@ def not_finite(block: StepBlock) -> tuple[NotFinite, ...]:
     """Every training loss and gradient norm in it that is NaN or infinite; losses of an evaluation train nothing and are left out."""
     if math.isfinite(sum(block.loss) + sum(block.grad_norm)):
         return ()  # nearly all of them, and a job has thousands a second
-    return (*_losses_of(block), *_norms_of(block))
+    return (*(one for one in training_losses(block) if not math.isfinite(one.loss)), *_norms_of(block))
 
 
-def _losses_of(block: StepBlock) -> Iterable[NotFinite]:
+def training_losses(block: StepBlock) -> Iterable[NotFinite]:
+    """All that are known, those that are numbers too."""
     for row, (loss, known) in enumerate(zip(block.loss, block.loss_known, strict=False)):
         evaluation = bool(block.evaluation) and block.evaluation[row]
-        if known and not evaluation and not math.isfinite(loss):
+        if known and not evaluation:
             yield NotFinite(block.micro_of_step[row], block.micro_step[row], block.rank, loss)
 
 
