@@ -33,9 +33,7 @@ def test_all_ranks_stop_before_the_bad_batch_is_trained_on(tmp_path: Path, loop:
     assert len(steps(ended)) == 2 * trained
 
 
-@pytest.mark.parametrize(
-    "loop", ["thread", pytest.param("ahead", marks=pytest.mark.slow), pytest.param("lightning", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("loop", ["thread", pytest.param("ahead", marks=pytest.mark.slow)])
 def test_of_two_bad_batches_in_flight_one_stops_the_job_and_both_are_left_out_from_then_on(tmp_path: Path, loop: str) -> None:
     command = script("other_loops.py", loop, "--bad", BAD, BAD + 8)
     stopped = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*command)])

@@ -49,12 +49,14 @@ class Story:
     told: dict[str, tuple[int, ...]]
     options: tuple[str, ...] = ()
     updates: int | None = None  # of a checkpoint that is called good
+    saves: str = ""  # at these points there must be one all the same
     asked: str = ""  # what somebody does meanwhile
 
 
 STORIES = {
     "stop": Story(
         script=("--bad", BAD), updates=BAD_STEP,
+        saves=r"rank-\d before Sav(ing|ed)|node (got Sav(ing|ed)|before WriteCommitted)",  # the other rank holds everything; all know that all is whole
         said={"RankHello": BOTH, "Hold": (1,), "Ack": BOTH, "Saving": BOTH, "Saved": BOTH, "Committed": (0,), "Left": BOTH},
         told={"Prepare": BOTH, "Commit": BOTH, "WriteCommitted": (0,), "Leave": BOTH},
     ),
@@ -135,6 +137,7 @@ def trial(name: str, point: str) -> dict[str, Any]:
     wrong += [] if (folder / "reached").exists() else ["the point was never reached"]
     wrong += [f"it took {seconds:.0f} s"] if seconds > LONGEST_S else []
     saved = sorted(path.parent.name for path in folder.rglob(manifest.COMMITTED))
+    wrong += ["nothing was saved"] if re.fullmatch(STORIES[name].saves, point) and not saved else []
     if not wrong:
         shutil.rmtree(folder)
     facts = {"code": None if run is None else run.code, "good": saved, "seconds": round(seconds, 1), "wrong": wrong}
