@@ -30,8 +30,8 @@ from torch_watchdog_proto.messages import (
 )
 
 
-def hello(rank: int) -> RankHello:
-    return RankHello(rank=rank, local_rank=rank, world_size=2, pid=100 + rank, attempt=0, host="h", version="0.1.0")
+def hello(rank: int, attempt: int = 0) -> RankHello:
+    return RankHello(rank=rank, local_rank=rank, world_size=2, pid=100 + rank, attempt=attempt, host="h", version="0.1.0")
 
 
 class Ranks:
@@ -114,6 +114,17 @@ def test_a_hold_is_said_again_until_its_answer_has_passed(tmp_path: Path) -> Non
         ranks.relay.tell(TellRank(attempt=0, rank=1, order=Abandon(generation=1)))
         assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(1)),)
         writer.close()
+
+    run(scenario, tmp_path)
+
+
+def test_an_order_of_an_attempt_that_was_replaced_reaches_nobody(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        reader, _ = await ranks.connect(encode(hello(1, attempt=1)))
+        await ranks.until(lambda: len(ranks.relay.hellos()) == 1)
+        ranks.relay.tell(TellRank(attempt=0, rank=1, order=Leave(generation=1)))
+        ranks.relay.tell(TellRank(attempt=1, rank=1, order=Leave(generation=2)))
+        assert Decoder().feed(await reader.read(4096)) == [Leave(generation=2)]
 
     run(scenario, tmp_path)
 
