@@ -18,7 +18,7 @@ help:
 	@echo "make test-all   the slow ones too"
 	@echo "make check      lint, format, types, import rules, purity of the cores"
 	@echo "make sim        100,000 schedules of the stop protocol, on all cores: a minute"
-	@echo "make bench      what the watchdog costs: start-up, a line of output, a step"
+	@echo "make bench      what it costs and takes: start-up, a line, a step, a batch, a hold; a daemon with 1,024 ranks; whether anything grows"
 	@echo "make diagram    the stop protocol's table and diagram in proto/README.md, from the code"
 	@echo "make venv       only the environment in $(VENV)"
 	@echo "make clean      remove the environment and what tools left"
@@ -55,8 +55,18 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/test_structure.py
 
+# All that take a minute or two; the long ones are commands of their own in BENCHMARKS.md. Their results go where `make clean` finds them.
 bench: $(READY)
 	$(BIN)/python tests/bench/cost.py
+	$(BIN)/python tests/bench/guard.py
+	$(BIN)/python tests/bench/hooks.py
+	$(BIN)/python tests/bench/window_state.py
+	$(BIN)/watchdog --dir build/bench/runs $(BIN)/python tests/bench/step.py
+	$(BIN)/python tests/bench/rules.py 16384
+	$(BIN)/python tests/bench/latency.py --ranks 2 --orders 20
+	$(BIN)/python tests/bench/scan.py --samples 100000
+	$(BIN)/python tests/bench/scale.py 1024 --seconds 30 --out build/bench/scale.json
+	$(BIN)/python tests/bench/soak.py --steps 100000 --rate 3000 --out build/bench/soak.json
 
 sim: $(READY)
 	$(BIN)/python tests/sim/driver.py 100000

@@ -25,7 +25,7 @@ def about(command: str) -> dict[str, Any]:
 
 
 def keep(found: dict[str, Any], out: Path) -> None:
-    out.parent.mkdir(exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -56,10 +56,23 @@ def measured(ranks: int, given: argparse.Namespace) -> dict[str, Any]:
     try:
         with Daemon(root) as daemon, contextlib.ExitStack() as stack:
             loaders = [stack.enter_context(Loader(daemon, number, ranks, given)) for number in range(LOADERS)]
-            until(lambda: sum(loader.newest.get("joined", 0) for loader in loaders) >= ranks // given.per_node, 300)
+            begun = time.monotonic()
+            until(lambda: _joined(loaders, of=ranks // given.per_node), 300)
+            progress(f"{ranks} ranks have joined within {time.monotonic() - begun:.0f} s")
             return Run(ranks, given, daemon, loaders).measured()
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _joined(loaders: list[Loader], *, of: int) -> bool:
+    count = sum(loader.newest.get("joined", 0) for loader in loaders)
+    progress(f"{count} of {of} nodes have joined")
+    time.sleep(1.0)
+    return count >= of
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Daemon:

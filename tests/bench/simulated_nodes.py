@@ -89,9 +89,18 @@ class Node:
         self.number, self.xid = number, False
         self._address, self._ranks, self._world_size, self._told = address, ranks, world_size, told
         self._sent_s: dict[int, float] = {}
-        self._every_s = 0.0
+        self._every_s, self._joined = 0.0, False
 
     async def run(self, begin: asyncio.Event, seconds: float, metadata: Any) -> None:
+        """Connects again where it was not let in yet, as a node does."""
+        while not self._joined:
+            try:
+                await self._run(begin, seconds, metadata)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                print(f"node {self.number}, joined: {self._joined}: {type(error).__name__}: {error}"[:200], file=sys.stderr, flush=True)
+                await asyncio.sleep(random.uniform(0.5, 2.0))
+
+    async def _run(self, begin: asyncio.Event, seconds: float, metadata: Any) -> None:
         async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             telemetry = channel.stream_stream("/torch_watchdog.v1.Telemetry/Report", request_serializer=None, response_deserializer=None)(
                 metadata=metadata
@@ -108,6 +117,7 @@ class Node:
             for message in self._hellos():
                 await control.write(codec.control_message(message).SerializeToString())
             self._told.joined += 1
+            self._joined = True
             acks = asyncio.create_task(self._acks(telemetry))
             await begin.wait()
             await self._reports(telemetry, seconds)
