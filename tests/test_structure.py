@@ -214,6 +214,7 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else_importable(tmp_path
     assert {name for name in top if not name.endswith(".dist-info")} == set(ROOTS.values())
     assert len([name for name in top if name.endswith(".dist-info")]) == 1
     assert {"torch_watchdog_agent/_shim/sitecustomize.py", "torch_watchdog_proto/incident.schema.json"} <= set(names)
+    assert {f"{package}/py.typed" for package in ("torch_watchdog_agent", "torch_watchdog_proto")} <= set(names)  # for who calls restore()
     assert not [name for name in names if "__pycache__" in name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -87,6 +88,15 @@ def test_every_name_shows_about_five_lines_that_run_where_nobody_watches(name: s
     assert 3 <= len(example.splitlines()) <= 6
     done = run(tmp_path, example)
     assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", [*NAMES, "restore", "declare_bound"])
+def test_every_name_is_typed_and_documented(name: str) -> None:
+    function = getattr(torch_watchdog_agent, name)
+    signature = inspect.signature(function)
+    told = [signature.return_annotation, *(parameter.annotation for parameter in signature.parameters.values())]
+    assert name in torch_watchdog_agent.__all__ and inspect.getdoc(function)
+    assert inspect.Signature.empty not in told
 
 
 @pytest.mark.parametrize("name", NAMES)

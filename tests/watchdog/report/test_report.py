@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -56,6 +57,17 @@ def test_the_story_has_five_sentences_who_why_what_was_done_what_to_do() -> None
     assert len(told) == 5 and all(sentence.endswith(".") for sentence in told)
     assert "4 ranks of 2 nodes for 6 steps" in told[0] and "input_ids[2,7] is 70" in told[1] and "another model" in told[2]
     assert "4 ranks stopped at step 5 within 0.4 s" in told[3] and told[4] == "To do: load the one that matches."
+
+
+def test_the_story_of_a_job_that_a_later_attempt_finished_says_so() -> None:
+    made = replace(history(), record=RECORD | {"exit_code": 0, "end": {"attempt": 1}})
+    assert "the launcher's attempt 1 then came to a good end" in story(made)[3]
+    failed = replace(
+        made,
+        record=RECORD | {"exit_code": 1, "end": {"attempt": 1}},
+        incidents=(INCIDENT, INCIDENT | {"id": "2", "attempt": 1, "kind": "rank.died"}),
+    )
+    assert failed.main_incident is not None and failed.main_incident["kind"] == "rank.died"
 
 
 def test_a_clean_run_has_a_short_story() -> None:
