@@ -186,7 +186,7 @@ class Run:
             "asked_median_s": {path: round(statistics.median(took), 3) for path, took in self._pages.items() if took},
             "loaders_cpu_s_per_s": round((loads_after["cpu_s"] - loads["cpu_s"]) / spent_s, 3),
             "load": round(os.getloadavg()[0], 1),
-            "said": self._daemon.log.read_text().splitlines()[1:][:5],
+            "said": self._daemon.log.read_text().splitlines()[2:7],
             **({"profile": profile.result()} if profile is not None else {}),
         }
 
