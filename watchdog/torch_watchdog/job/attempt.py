@@ -1,0 +1,399 @@
+"""The ranks of one start of the launcher: what they say, the order under way, which of them failed first, and what to do about it.
+
+Owns one attempt, and nothing of the one before it leaks in: a restart of the launcher makes a new one. Pure: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch_watchdog.job.casebook import Casebook
+from torch_watchdog.job.ending import Ending
+from torch_watchdog.job.event_log import EventLog, words_of
+from torch_watchdog.job.events import AppendEvent, Effect, OrderRequested, RankSpoke, Refused, SendOrder, WriteIncident, WriteStacks
+from torch_watchdog.job.failures import FailureWatch
+from torch_watchdog.job.first_failure import FirstFailure, gave_up
+from torch_watchdog.job.hangs import HangWatch, Hung
+from torch_watchdog.job.losses import LossWatch
+from torch_watchdog.job.pace import PaceWatch
+from torch_watchdog.job.ranks import RankState
+from torch_watchdog.job.rescues import Rescues
+from torch_watchdog.job.standstill import AWAY
+from torch_watchdog.rules.death import signal_name
+from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.envelopes import TellRank
+from torch_watchdog_proto.rescue_words import Failed, Look, Looked
+from torch_watchdog_proto.stop import events as stop
+from torch_watchdog_proto.stop.coordinator import Coordinator
+from torch_watchdog_proto.stop.rescue import RankFailed
+
+__all__ = ["Attempt", "Shared"]
+
+_RETRY_S = 1.0  # for an order of a rule that could not be given at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What outlives an attempt. `away`: nodes that cannot be reached."""
+
+    policy: m.Policy
+    checkpoints_dir: str
+    grace_s: float
+    casebook: Casebook
+    log: EventLog
+    away: set[str]
+
+
+class Attempt:
+    """One start of the launcher, numbered from 0."""
+
+    def __init__(self, number: int, shared: Shared, *, world_size: int = 0) -> None:
+        self.number, self.world_size = number, world_size
+        self.ranks: dict[int, RankState] = {}
+        self.order_open = False
+        self.ending = Ending()
+        self._shared = shared
+        self._coordinator: Coordinator | None = None
+        self._losses, self._failures, self._pace, self._hangs = LossWatch(), FailureWatch(), PaceWatch(), HangWatch()
+        self._rescues = Rescues(checkpoints_dir=shared.checkpoints_dir, grace_s=shared.grace_s, allowed=shared.policy != "observe")
+        self._first: FirstFailure | None = None  # named; its rescue is still under way
+        self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
+        self._retry_at = 0.0
+        self._preempted = False
+        self._stacks = ""
+
+    def deadline(self) -> float | None:
+        """When a `tick` is due at the latest."""
+        order = self._coordinator.next_deadline() if self._coordinator is not None else None
+        retry = self._retry_at if self._wanted is not None else None
+        rules = (watch.deadline for watch in (self._losses, self._failures, self._rescues, self._hangs))
+        return min((t for t in (order, retry, *rules) if t is not None), default=None)
+
+    # What nodes and ranks say
+
+    def record(self, node: str, block: m.StepBlock, now: float) -> None:
+        """Steps of one rank."""
+        self._rank(block.rank, node, block.pid).record(block, now)
+        self._losses.see(block, now)
+        if block.step or block.micro_step:
+            self._hangs.progressed(now, [step_ns / 1e9 for step_ns in block.step_ns])
+        self._pace.see(block)
+
+    def rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
+        """What a node process has seen of a rank, or read in its log."""
+        rank = self._rank(event.rank, node, event.pid)
+        yield self._event(
+            now, f"rank.{event.kind}", rank=event.rank, text=words_of(event), level=event.level, exit_code=event.exit_code,
+            signal=event.signal,
+        )  # fmt: skip
+        if event.kind == "note" and event.level == "error":
+            self._failures.note(event.pid, event.text)
+        if event.kind == "log":
+            self._failures.log(event.pid, event.text)
+        if event.kind == "state":
+            self._hangs.state(event.rank, event.text)
+            self._failures.state(event.rank, event.text)
+        if event.kind == "stack":
+            self._hangs.stack(event.rank, event.text)
+            self._failures.stack(event.rank, event.text)
+        if event.kind == "exited" and event.pid == rank.pid:
+            rank.gone()
+            rank.exited = True
+            yield from self._tell_coordinator(stop.RankGone(rank=event.rank), now)
+            yield from self._on_end(rank, event, node, now)
+
+    def _on_end(self, rank: RankState, event: m.RankEvent, node: str, now: float) -> Iterable[Effect]:
+        self._rescues.exited(rank.rank, now)
+        if not rank.left:
+            self._failures.see(event, node, rank.last_step, now)
+            if event.exit_code != 0 and not self._failures.is_victim(event.pid):
+                yield from self._rescue(rank.rank, words_of(event), now)
+        yield from self._tell_each(self._rescues.out(rank.rank, now))
+
+    def spoke(self, spoke: RankSpoke, now: float) -> Iterable[Effect]:
+        """A rank's own word."""
+        message = spoke.message
+        effects: list[Effect] = []
+        if isinstance(message, m.RankHello):
+            effects += self._on_rank_hello(spoke.node, message, now)
+        rank = self.ranks.get(message.rank)
+        if rank is None or self._coordinator is None:
+            return effects
+        rank.hear(message, now)
+        if isinstance(message, m.Left):
+            rank.left = True
+            self.ending.left(message.generation)
+        if isinstance(message, m.RankNote):
+            effects.append(self._event(now, "rank.note", rank=message.rank, text=message.text, level=message.level))
+        if isinstance(message, m.Signalled):
+            effects += self._on_signalled(message, now)
+        if isinstance(message, Looked):
+            self._hangs.answered(message)
+            self._failures.looked(message)
+        if isinstance(message, Failed):
+            effects += self._on_failed(rank, message, now)
+        effects += self._tell_each(self._rescues.said(message, now))
+        return [*effects, *self._tell_coordinator(stop.FromRank(message=message), now)]
+
+    def _on_rank_hello(self, node: str, hello: m.RankHello, now: float) -> Iterable[Effect]:
+        if self._coordinator is None:
+            self.world_size = hello.world_size
+            shared = self._shared
+            self._coordinator = Coordinator(
+                world_size=hello.world_size, policy=shared.policy, checkpoints_dir=shared.checkpoints_dir, grace_s=shared.grace_s,
+                generation=shared.log.last_generation(self.number),
+            )  # fmt: skip
+        known = self.ranks.get(hello.rank)
+        rank = self._rank(hello.rank, node, hello.pid)
+        if known is None or known.pid != hello.pid or known.local_rank is None:
+            text = f"rank {hello.rank} of {hello.world_size} on {node}, pid {hello.pid}, torch {hello.torch_version}"
+            yield self._event(now, "rank.connected", rank=hello.rank, text=text)
+        rank.node, rank.pid = node, hello.pid
+        self._rescues.rank_here(hello.rank)
+
+    def _on_failed(self, rank: RankState, failed: Failed, now: float) -> Iterable[Effect]:
+        self._failures.raised(failed, node=rank.node, pid=rank.pid, now=now)
+        yield self._event(now, "rank.failed", rank=rank.rank, step=failed.step, text=" <- ".join((failed.text, *failed.chain[1:])))
+        yield from self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
+        if gave_up(failed.text) and not self._rescues.has_begun:  # whom it waited for: told before they are freed from where they are
+            alive = self._ranks_in_training() - {rank.rank}
+            self._failures.asked(alive)
+            yield from self._ask(alive)[1]
+            self._say_who_is_away(alive)
+        yield from self._rescue(rank.rank, f"rank {rank.rank}: {failed.text}", now, victim=self._failures.is_victim(rank.pid))
+
+    def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
+        """Whoever takes the machine away signals every rank, or one node's, and perhaps twice: that is one order."""
+        if self._preempted or self._shared.policy == "observe" or self._rescues.has_begun:  # the launcher ends what a failure has left
+            return
+        self._preempted = True
+        name = signal_name(message.signal)
+        yield self._event(now, "rank.signalled", rank=message.rank, text=f"rank {message.rank} got {name}: the job saves and stops")
+        request = stop.StopRequested(kind="order.preemption", by=name, reason=f"{name} from outside", exit_code=128 + message.signal)
+        yield from self._want(request, now)
+
+    def gone(self, rank: int, pid: int, now: float) -> Iterable[Effect]:
+        """A rank's control connection has ended."""
+        state = self.ranks.get(rank)
+        if state is None or state.pid != pid or not state.alive:
+            return ()
+        state.gone()
+        gone = self._event(now, "rank.gone", rank=rank, text=f"rank {rank} closed its control socket", step=state.last_step)
+        return (gone, *self._tell_coordinator(stop.RankGone(rank=rank), now), *self._tell_each(self._rescues.out(rank, now)))
+
+    def node_away(self, node: str, now: float) -> Iterable[Effect]:
+        """Its ranks may train on, unreachable: a request that needs them is refused at once, not after a wait of all the others."""
+        if self.order_open:
+            return ()  # its deadline says how long it may stay away
+        ranks = [rank.rank for rank in self.ranks.values() if rank.node == node and rank.alive]
+        return [effect for rank in ranks for effect in self._tell_coordinator(stop.RankGone(rank=rank), now)]
+
+    def node_left(self, node: str, goodbye: m.NodeGoodbye, now: float) -> Iterable[Effect]:
+        """The command on this node has ended."""
+        effects: list[Effect] = []
+        for rank in self.ranks.values():
+            if rank.node == node and rank.alive:
+                rank.gone()
+                effects += self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
+        self._failures.command_ended(goodbye.exit_code, goodbye.signal)
+        return effects
+
+    def _rank(self, rank: int, node: str, pid: int) -> RankState:
+        if rank not in self.ranks:
+            self.ranks[rank] = RankState(rank=rank, node=node, pid=pid)
+        return self.ranks[rank]
+
+    # Standing still
+
+    def _watch_standstill(self, now: float) -> Iterable[Effect]:
+        """Asks the ranks where they are once no step has come for unusually long, and frees them from one that will not come."""
+        alive = self._ranks_in_training()
+        if self._coordinator is None or self.order_open or self._first is not None or self._rescues.has_begun or len(alive) < 2:
+            return ()
+        if self._hangs.should_ask(now):
+            generation, questions = self._ask(alive)
+            self._hangs.asked(alive, generation, now)
+            self._say_who_is_away(alive)
+            return questions
+        hung = self._hangs.verdict(now)
+        return () if hung is None else self._on_hung(hung, now)
+
+    def _on_hung(self, hung: Hung, now: float) -> Iterable[Effect]:
+        ranks = [self.ranks[rank] for rank in hung.ranks]
+        names = ", ".join(str(rank.rank) for rank in ranks)
+        text = f"ranks {hung.waiting} wait for rank {names}: {hung.why}" if hung.waiting else f"ranks {names}: {hung.why}"
+        yield self._event(now, "rank.late", rank=ranks[0].rank, step=ranks[0].last_step, text=text)
+        if not hung.sure:
+            return
+        for rank in ranks:
+            step = None if rank.last_step is None else rank.last_step + 1
+            self._failures.hung(rank.rank, node=rank.node, pid=rank.pid, step=step, why=hung.why, now=now, desync=hung.desync)
+        self._stacks = hung.stacks
+        # Of several that are only in different collectives each holds a whole state: one is ended, another saves.
+        yield from self._rescue(ranks[0].rank, f"rank {ranks[0].rank}: {hung.why}", now)
+
+    def _ranks_in_training(self) -> frozenset[int]:
+        return frozenset(rank.rank for rank in self.ranks.values() if rank.alive and rank.phase != "end")
+
+    def _ask(self, ranks: frozenset[int]) -> tuple[int, list[Effect]]:
+        """Where they are: the question's number, and the questions."""
+        generation = 0 if self._coordinator is None else self._coordinator.next_generation()
+        return generation, self._tell_each(stop.Tell(rank=rank, order=Look(generation=generation)) for rank in sorted(ranks))
+
+    def _say_who_is_away(self, ranks: frozenset[int]) -> None:
+        for rank in ranks:
+            if self.ranks[rank].node in self._shared.away:
+                self._hangs.state(rank, AWAY)
+                self._failures.state(rank, AWAY)
+
+    # Orders
+
+    def requested(self, event: OrderRequested, now: float) -> Iterable[Effect]:
+        """By a person or a program, from outside."""
+        if self._coordinator is None:
+            return (Refused(reason="no rank has reported yet: try again once the training has begun"),)
+        if event.kind == "order.cancel":
+            return self._tell_coordinator(stop.CancelRequested(by=event.by), now)
+        reason = event.reason or f"requested by {event.by}"
+        leave = event.kind != "order.checkpoint"
+        request = stop.StopRequested(kind=event.kind, by=event.by, reason=reason, exit_code=0, save=True, leave=leave)
+        return self._tell_coordinator(request, now)
+
+    def tick(self, now: float) -> Iterable[Effect]:
+        """Time has passed."""
+        effects = [*self._tell_coordinator(stop.Tick(), now), *self._tell_each(self._rescues.tick(now))]
+        effects += self._watch_standstill(now)
+        if self._wanted is not None and now >= self._retry_at:
+            effects += self._want(self._wanted, now)
+        return effects
+
+    def _want(self, request: stop.StopRequested, now: float) -> Iterable[Effect]:
+        """An order of a rule: asked again until it can be given, because another order may be under way."""
+        self._wanted, self._retry_at = request, now + _RETRY_S
+        return [effect for effect in self._tell_coordinator(request, now) if not isinstance(effect, Refused)]
+
+    def _tell_coordinator(self, event: stop.Event, now: float) -> Iterable[Effect]:
+        if self._coordinator is None:
+            return ()
+        effects: list[Effect] = []
+        for effect in self._coordinator.handle(event, now=now):
+            effects += self._on_stop_effect(effect, now)
+        return effects
+
+    def _on_stop_effect(self, effect: stop.Effect, now: float) -> Iterable[Effect]:
+        match effect:
+            case stop.Tell():
+                return self._send(effect)
+            case stop.Found():
+                return self._on_found(effect, now)
+            case stop.Opened():
+                return self._on_opened(effect, now)
+            case stop.Closed():
+                return self._on_closed(effect, now)
+            case stop.Refusal():
+                text = f"order refused: {effect.reason}"
+                return (Refused(reason=effect.reason), self._event(now, "order.refused", text=text))
+
+    def _on_found(self, found: stop.Found, now: float) -> Iterable[Effect]:
+        if found.violation.culprit in self.ranks:
+            found = replace(found, rank=found.violation.culprit)
+        new = self._shared.casebook.found(found, self.ranks, now, world_size=self.world_size)
+        if new is not None:
+            yield self._event(now, "incident", rank=found.rank, step=found.step, text=new["summary"], incident=new["id"], how=found.how)
+            yield WriteIncident(incident=new, contract_of_rank=found.rank)
+
+    def _on_opened(self, opened: stop.Opened, now: float) -> Iterable[Effect]:
+        self.order_open, self._wanted = True, None
+        text = f"order {opened.generation} ({opened.kind}) begins: {opened.reason}"
+        yield self._event(now, "order.opened", text=text, generation=opened.generation, order_kind=opened.kind)
+        for changed in self._shared.casebook.opened(opened, self.ranks, now):
+            yield WriteIncident(incident=changed, contract_of_rank=None)
+
+    def _on_closed(self, closed: stop.Closed, now: float) -> Iterable[Effect]:
+        self.order_open = False
+        self.ending.closed(closed)
+        ending = "is done" if closed.outcome == "done" else "was given up"
+        text = f"order {closed.generation} ({closed.kind}) {ending} after {closed.seconds:.2f} s: {closed.reason}"
+        yield self._event(
+            now, "order.closed", step=closed.stop_step, text=text, generation=closed.generation, outcome=closed.outcome,
+            exit_code=closed.exit_code,
+        )  # fmt: skip
+        for changed in self._shared.casebook.closed(closed):
+            yield WriteIncident(incident=changed, contract_of_rank=None)
+
+    # The rescue of the others, once a rank has failed
+
+    def _rescue(self, rank: int, reason: str, now: float, *, victim: bool = False) -> Iterable[Effect]:
+        if self._coordinator is None:
+            return ()
+        generation = self._coordinator.next_generation()
+        failed = RankFailed(rank=rank, reason=reason, generation=generation, victim=victim)
+        return self._tell_each(self._rescues.failed(failed, now))
+
+    def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
+        return [effect for tell in told for effect in self._send(tell)]
+
+    def _send(self, tell: stop.Tell) -> Iterable[Effect]:
+        self.ending.told(tell.order)
+        rank = self.ranks.get(tell.rank)
+        if rank is not None:
+            yield SendOrder(node=rank.node, tell=TellRank(attempt=self.number, rank=tell.rank, order=tell.order))
+
+    # Judging
+
+    def judge(self, now: float, *, at_end: bool) -> Iterable[Effect]:
+        """Losses that are no numbers, and who failed first. `at_end`: nothing more will be heard."""
+        return (*self._judge_losses(now, at_end), *self._judge_failures(now, at_end))
+
+    def _judge_losses(self, now: float, at_end: bool) -> Iterable[Effect]:
+        if self._losses.deadline is None:
+            return ()
+        diverged = self._losses.verdict({number: rank.seen_step for number, rank in self.ranks.items()}, now=now, at_end=at_end)
+        if diverged is None:
+            return ()
+        found = self._shared.casebook.diverged(diverged, self.ranks, now, policy=self._shared.policy)
+        effects: list[Effect] = [
+            self._event(now, "incident", rank=diverged.origin, step=found["step"], text=found["summary"], incident=found["id"]),
+            WriteIncident(incident=found, contract_of_rank=None),
+        ]
+        if self._shared.policy != "observe" and not at_end:
+            reason = found["summary"]
+            # Parameters may be NaN by now: nothing that is saved here would be good, so nothing is.
+            request = stop.StopRequested(
+                kind=found["kind"], by=f"rule {found['kind']}", reason=reason, exit_code=m.EXIT_DIVERGED, save=False, leave=True
+            )
+            effects += self._want(request, now)
+        return effects
+
+    def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
+        rescue = self._rescues.ended
+        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and self._failures.culprit_is_known)
+        first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
+        effects: list[Effect] = [] if first is None else self._name(first, now)
+        if self._first is not None and (rescue is not None or at_end):
+            changed = None if rescue is None else self._shared.casebook.rescued(rescue, exit_code=self.ending.stood_code)
+            effects += [WriteIncident(incident=changed, contract_of_rank=None)] if changed is not None else []
+            for rank in (rank for rank in self.ranks.values() if rank.node in self._shared.away):
+                self._rescues.exited(rank.rank, now)  # its end will not be seen: nobody waits for it
+            effects += self._tell_each(self._rescues.judged(self._first, now=now))
+            self._first = None
+        return effects
+
+    def _name(self, first: FirstFailure, now: float) -> list[Effect]:
+        """The incident at once: who is on call must not wait for the others' saving."""
+        self._first = first
+        if any(end.hung for end in first.culprits):
+            self.ending.stood_still(desync=bool(first.culprits[0].desync))
+        changed, is_new = self._shared.casebook.failed(first, self.ranks, now)
+        told: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
+        if any(end.hung for end in first.culprits):
+            told.append(WriteStacks(incident_id=changed["id"], text=self._stacks or self._failures.stacks))
+        if not is_new:
+            return told
+        rank = changed["origin"]["rank"]
+        return [self._event(now, "incident", rank=rank, step=changed["step"], text=changed["summary"], incident=changed["id"]), *told]
+
+    def _event(self, now: float, kind: str, *, text: str, **more: Any) -> AppendEvent:
+        return self._shared.log.line(now, kind, attempt=self.number, text=text, **more)

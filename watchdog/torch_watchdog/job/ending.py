@@ -1,0 +1,64 @@
+"""What an attempt's orders and failures mean for the launch's end: its exit code, and what is to be said of an order that came to nothing.
+
+Owns which of several reasons for an exit code wins. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.stop import events as stop
+
+__all__ = ["Ending"]
+
+
+class Ending:
+    """One attempt's. `stood_code`: of a standstill that the job ended for."""
+
+    def __init__(self) -> None:
+        self.stood_code: int | None = None
+        self._closed: stop.Closed | None = None  # the last order that was done
+        self._given_up: str | None = None
+        self._leave_codes: dict[int, int] = {}  # generation of an order that tells ranks to leave -> its exit code
+        self._left_code: int | None = None  # of the one that ranks have left on
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether an order that ends the launch is done."""
+        return self._closed is not None and self._closed.exit_code is not None
+
+    def told(self, order: m.Order) -> None:
+        if isinstance(order, m.Commit) and order.leave:
+            self._leave_codes[order.generation] = order.exit_code
+
+    def left(self, generation: int) -> None:
+        self._left_code = self._leave_codes.get(generation, self._left_code)  # a rescue's is none of them
+
+    def closed(self, closed: stop.Closed) -> None:
+        if closed.outcome == "done":
+            self._closed = closed
+        else:
+            self._given_up = closed.reason
+
+    def stood_still(self, *, desync: bool) -> None:
+        self.stood_code = m.EXIT_BAD_DATA if desync else m.EXIT_MACHINE
+
+    def exit_code(self, *, failed: bool, observed: bool, bad_batch: bool, of_health: int | None) -> int | None:
+        """None: the command's own code stands. A stop of ours that was completed names its code; so does a bad batch that made the command fail."""
+        if self._closed is not None and self._closed.exit_code is not None:
+            return self._closed.exit_code
+        if self._left_code is not None:
+            return self._left_code  # the order was given up, but not before ranks had left on it: their keepers say 0
+        if failed and self.stood_code is not None and not observed:
+            return self.stood_code
+        if failed and bad_batch:
+            return m.EXIT_BAD_DATA
+        return of_health if failed and not observed else None
+
+    def lines(self) -> Iterable[str]:
+        """What a person should know of orders that did not come to what they were for."""
+        if self._closed is not None and stop.NO_CHECKPOINT in self._closed.reason:
+            yield f"no checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
+        if self._closed is None and self._given_up is not None:
+            yield f"the stop could not be completed: {self._given_up}"
