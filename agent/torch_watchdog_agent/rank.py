@@ -235,6 +235,8 @@ class Rank:
 
     def handed(self, batch: object, checked: Checked | None, *, loader_ns: int, evaluation: bool) -> object:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
+        if self.config.replay is not None:
+            batch, checked = self._recorded(batch)
         if self.loop.handed_over(evaluation=evaluation):
             self.window.opened(updates=self.loop.updates_applied)
         self.rescuer.at_hand_over(evaluation=evaluation)
@@ -250,7 +252,15 @@ class Rank:
             batch = self._unread.handed_over(batch, checked)
             self.guard.handed_over(checked, batch)
         self._clear()
-        return self.rescuer.keep(batch)
+        self.rescuer.keep(batch)
+        return batch
+
+    def _recorded(self, batch: object) -> tuple[object, Checked | None]:
+        """What a replay puts in the place of the loop's own batch, as the guard sees it."""
+        from torch_watchdog_agent.rescue import bundle
+
+        batch = bundle.read_into(Path(self.config.replay or ""), batch)
+        return batch, self.fetched(batch, indices=None, worker=None)
 
     def _clear(self) -> None:
         """The other ranks may pass the gate of this step, as far as the batches handed over so far go."""

@@ -1,7 +1,7 @@
 """The batches that a failure may come from, and the bundle made of one.
 
 Owns how many are held: the last one; for a GPU, whose failures are heard when Python is already ahead, a few more. Batches that lie on a GPU are not held:
-they would cost its memory, and after an assertion nothing is read from there. In a replay the recorded batch takes the place of the loop's.
+they would cost its memory, and after an assertion nothing is read from there.
 """
 
 from __future__ import annotations
@@ -26,18 +26,12 @@ class RecentBatches:
         self._kept: deque[tuple[int, Any]] = deque(maxlen=KEPT)
         self._on_host: bool | None = None  # asked once: a loop's batches are alike
 
-    def keep(self, batch: Any, *, several: bool) -> Any:
-        """The batch that is about to be used; returns what the loop shall use. `several`: Python runs ahead of what uses it."""
-        replay = self._rank.config.replay
-        if replay is not None:
-            from torch_watchdog_agent.rescue import bundle
-
-            batch = bundle.read_into(Path(replay), batch)
+    def keep(self, batch: Any, *, several: bool) -> None:
+        """The batch that is about to be used. `several`: Python runs ahead of what uses it."""
         if not several:
             self._kept.clear()
         if self._are_on_host(batch):
             self._kept.append((self._rank.loop.step, batch))
-        return batch
 
     def _are_on_host(self, batch: Any) -> bool:
         if self._on_host is None:

@@ -128,9 +128,9 @@ class Rescuer:
 
             self._first_seen = (id(error), time.time_ns(), calls_at(error, self._rank))
 
-    def keep(self, batch: Any) -> Any:
-        """The batch that is about to be used, or what a replay puts in its place."""
-        return self._batches.keep(batch, several=self._gpu.is_gated)
+    def keep(self, batch: Any) -> None:
+        """The batch that is about to be used."""
+        self._batches.keep(batch, several=self._gpu.is_gated)
 
     def failed(self, error: BaseException, words: Words | None = None) -> None:
         """An exception leaves the training: tell it. `words`: what was said of it while it was raised."""

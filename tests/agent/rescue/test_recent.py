@@ -14,11 +14,10 @@ from torch_watchdog_agent.rescue.recent import KEPT, RecentBatches
 
 
 def batches_of(steps: list[int], *, several: bool) -> RecentBatches:
-    here = SimpleNamespace(config=SimpleNamespace(replay=None), loop=SimpleNamespace(step=0))
+    here = SimpleNamespace(loop=SimpleNamespace(step=0))
     kept = RecentBatches(here)  # type: ignore[arg-type]
     for number, here.loop.step in enumerate(steps):
-        batch = {"ids": torch.tensor([number])}
-        assert kept.keep(batch, several=several) is batch
+        kept.keep({"ids": torch.tensor([number])}, several=several)
     return kept
 
 

@@ -25,6 +25,10 @@ def bundle(tmp_path: Path) -> Path:
     (tmp_path / "contract" / "rank-3.json").write_text(json.dumps({"guarded": [{"op": "ctc_loss"}], "opaque": []}))
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "job.json").write_text(json.dumps({"command": ["torchrun", "--nproc-per-node", "4", str(tmp_path / "train.py"), "7"]}))
+    for number, name in ((1, "0-1.safetensors"), (2, "0-3-step-12.safetensors")):
+        (tmp_path / "incidents" / str(number)).mkdir(parents=True)
+        told = {"summary": f"rank 3, step 12: of {name}", "evidence": {"bundle": f"bundles/{name}"}}
+        (tmp_path / "incidents" / str(number) / "incident.json").write_text(json.dumps(told))
     path = tmp_path / "bundles" / "0-3-step-12.safetensors"
     save_file({"age": numpy.array([1.0, numpy.nan], dtype=numpy.float32), "ids": numpy.array([1, 2])}, path)
     return path
@@ -55,6 +59,11 @@ def test_what_it_says_at_its_end_names_a_folder_that_is_there(bundle: Path, carr
     assert named is not None, done.stderr
     assert (Path(named[1]) / "job.json").exists()
     assert Path(named[1]).parent == (bundle.parent if carried_off else bundle.parent.parent) / "replays"
+
+
+def test_it_says_what_the_batch_was_recorded_for(bundle: Path) -> None:
+    told = [line for line in replayed(bundle).stderr.splitlines() if "recorded for" in line]
+    assert told == ["[torch-watchdog] recorded for: rank 3, step 12: of 0-3-step-12.safetensors"]
 
 
 def test_with_cuda_every_kernel_is_waited_for_and_nothing_is_doubted(bundle: Path) -> None:

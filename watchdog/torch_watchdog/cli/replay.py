@@ -33,6 +33,8 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
         raise click.UsageError("no script can be told from the launch of this bundle: say it after --, as `-- python train.py`")
     script = (sys.executable, *script) if script[0].endswith(".py") else script
     say(f"replay of {bundle.name} on the {'GPU' if cuda else 'CPU'}: {' '.join(script)[:200]}")
+    for summary in _recorded_for(bundle):
+        say(f"recorded for: {summary}")
     for doubt in () if cuda else doubts(ops=_learned_ops(bundle), not_finite=_not_finite(bundle)):
         say(f"on the CPU: {doubt}")
     ours = ["--policy", "observe", "--dir", str(_run_of(bundle) / "replays"), "run", "--replay", str(bundle.absolute()), "--", *script]
@@ -44,6 +46,19 @@ def _run_of(bundle: Path) -> Path:
     """The run directory that the bundle lies in; one that was carried off alone has its replays beside it."""
     run = bundle.absolute().parent.parent
     return run if (run / "job.json").exists() else bundle.absolute().parent
+
+
+def _recorded_for(bundle: Path) -> list[str]:
+    """What was said of the batch in the run that it comes from."""
+    found = []
+    for path in sorted(_run_of(bundle).glob("incidents/*/incident.json")):
+        try:
+            incident = json.loads(path.read_text(encoding="utf-8"))
+            if (incident["evidence"] or {}).get("bundle") == f"{bundle.absolute().parent.name}/{bundle.name}":
+                found.append(" ".join(str(incident["summary"]).split()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
 
 
 def _recorded_command(bundle: Path) -> Sequence[str]:
