@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Clearance"]
+from torch_watchdog_agent.identity import Identity
+
+__all__ = ["Clearance", "opened"]
 
 _WORD = struct.Struct("<Q")
 _MICRO_BITS = 24
@@ -72,3 +74,14 @@ class Clearance:
 def _packed(step: int, micro_step: int) -> int:
     """-1: no batch of the window yet, or none at all."""
     return (step + 1) << _MICRO_BITS | min(micro_step + 1, (1 << _MICRO_BITS) - 1)
+
+
+def opened(directory: Path, who: Identity, *, say: Callable[[str], None]) -> Clearance | None:
+    """The page, or None for a rank that is alone on its node, or where there is no room for it."""
+    if who.local_world_size == 1:
+        return None
+    try:
+        return Clearance(directory, attempt=who.attempt, local_rank=who.local_rank, local_world_size=who.local_world_size)
+    except OSError as error:
+        say(f"no shared memory between the ranks ({error}); on GPUs a bad batch may have to end its rank instead of stopping the job")
+        return None

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_agent import keeper, lockstep
+from torch_watchdog_agent import clearance, keeper, lockstep, recorder
 from torch_watchdog_agent.asked import AskedResume
-from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
 from torch_watchdog_agent.gate import Gate
@@ -26,7 +25,6 @@ from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.preemption import Preemption
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
-from torch_watchdog_agent.recorder import Recorder
 from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
@@ -38,7 +36,6 @@ from torch_watchdog_proto.stop.participant import Act, Skip
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.contract.guard import Checked
-    from torch_watchdog_agent.hooks.scan import Scan
     from torch_watchdog_agent.rescue.words import Words
 
 __all__ = ["VETOED", "Rank"]
@@ -53,7 +50,9 @@ class Rank:
         from torch_watchdog_agent.checkpoint.subjects import Subjects
         from torch_watchdog_agent.checkpoint.window import WindowState
         from torch_watchdog_agent.contract.declared import take_settings
+        from torch_watchdog_agent.contract.file import ContractFile
         from torch_watchdog_agent.contract.guard import Guard
+        from torch_watchdog_agent.hooks.scan import Scan
 
         self.config, self.identity = config, identity
         self.say = Voice(f"rank {identity.rank}: ")
@@ -70,9 +69,10 @@ class Rank:
 
         self.rescuer = Rescuer(self, leave=announce_leave)
         self.line = self._connect()
-        self.history = History(self._open_ring(), self.loop)
+        self.history = History(recorder.opened(Path(config.ring_dir), identity, say=self.say), self.loop)
         self.say.also = self.history.said
-        self._clearance = self._open_clearance()
+        is_gated = self.line is not None and config.policy != "observe"
+        self._clearance = clearance.opened(Path(config.ring_dir), identity, say=self.say) if is_gated else None
         self.lockstep = lockstep.opened(Path(config.ring_dir), identity, say=self.say)
         self.guard = Guard(
             say=self.say, on_refused=self.refused, on_noticed=self._notice, patient=bool(config.scan), watch_modules=config.watch_modules
@@ -85,8 +85,8 @@ class Rank:
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
         self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
         take_settings(config.bounds)
-        self.scan = _scan_of(config, identity) if config.scan else None
-        self._contract_written = ""
+        self.scan = Scan.of(config, identity) if config.scan else None
+        self._contract = ContractFile(Path(config.run_dir), rank=identity.rank, say=self.say)
         self._gates_seen = self._trains_in_eval = False
         self._looked_inside = False
         self._preemption = self._preempted()
@@ -135,34 +135,6 @@ class Rank:
         if isinstance(order, Look):
             return (self.rescuer.looked(order),)
         return () if self.rescuer.takes(order) else self.gate.on_order(order)
-
-    def _open_ring(self) -> Recorder | None:
-        who = self.identity
-        try:
-            return Recorder(
-                Path(self.config.ring_dir),
-                rank=who.rank,
-                attempt=who.attempt,
-                world_size=who.world_size,
-                local_world_size=who.local_world_size,
-            )
-        except OSError as error:
-            self.say(f"no shared memory for the step records ({error}); training goes on, its timeline is lost")
-            return None
-
-    def _open_clearance(self) -> Clearance | None:
-        who = self.identity
-        if who.local_world_size == 1 or self.config.policy == "observe" or self.line is None:
-            return None
-        try:
-            return Clearance(
-                Path(self.config.ring_dir), attempt=who.attempt, local_rank=who.local_rank, local_world_size=who.local_world_size
-            )
-        except OSError as error:
-            self.say(
-                f"no shared memory between the ranks ({error}); on GPUs a bad batch may have to end its rank instead of stopping the job"
-            )
-            return None
 
     def _lost(self) -> None:
         self.gate.on_lost()
@@ -285,6 +257,10 @@ class Rank:
     def _notice(self, violation: Violation) -> None:
         where = self.loop
         self.tell(Noticed(rank=self.identity.rank, step=where.step, micro_step=where.micro_step, violation=violation))
+
+    def write_contract(self) -> None:
+        """What has been learned by now, for whoever looks at the run."""
+        self._contract.write(self.guard.contract())
 
     def refused(self, violation: Violation) -> bool:
         """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
@@ -433,28 +409,3 @@ class Rank:
             if self.guard.has_learned():
                 self.write_contract()
         return first
-
-    # Evidence
-
-    def write_contract(self) -> None:
-        """What has been learned, as JSON in the run directory, when it has changed."""
-        import json
-
-        text = json.dumps(self.guard.contract(), sort_keys=True)
-        if text == self._contract_written:
-            return
-        self._contract_written = text
-        path = Path(self.config.run_dir) / "contract" / f"rank-{self.identity.rank}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.with_suffix(".tmp").write_text(text)
-            path.with_suffix(".tmp").replace(path)
-        except OSError as error:
-            self.say(f"the learned contract could not be written: {error}")
-
-
-def _scan_of(config: AgentConfig, identity: Identity) -> Scan:
-    from torch_watchdog_agent.hooks.scan import Scan
-
-    earlier = Path(config.scan_after) if config.scan_after else None
-    return Scan(Path(config.run_dir) / "scan", rank=identity.rank, world_size=identity.world_size, earlier=earlier)

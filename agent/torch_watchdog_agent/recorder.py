@@ -10,11 +10,13 @@ import math
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from torch_watchdog_agent.identity import Identity
 from torch_watchdog_proto.record import KeyNamed, Note, Record, RingHeader, RingWriter, ring_bytes
 
-__all__ = ["Recorder", "ring_capacity"]
+__all__ = ["Recorder", "opened", "ring_capacity"]
 
 RING_BYTES_PER_NODE = 16 << 20
 _UNKNOWN = math.nan
@@ -58,6 +60,17 @@ class Recorder:
 
     def note(self, text: str, *, level: int = 0) -> None:
         self.write(Note(level=level, time_ns=time.time_ns(), text=text))
+
+
+def opened(directory: Path, who: Identity, *, say: Callable[[str], None]) -> Recorder | None:
+    """The rank's ring, or None where there is no room for it."""
+    try:
+        return Recorder(
+            directory, rank=who.rank, attempt=who.attempt, world_size=who.world_size, local_world_size=who.local_world_size
+        )  # fmt: skip
+    except OSError as error:
+        say(f"no shared memory for the step records ({error}); training goes on, its timeline is lost")
+        return None
 
 
 def _reserve(path: Path, size: int) -> mmap.mmap:

@@ -11,12 +11,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch_watchdog_agent.hooks.indices import Source
 
 if TYPE_CHECKING:
+    from torch_watchdog_agent.config import AgentConfig
     from torch_watchdog_agent.contract.guard import Checked, Guard
+    from torch_watchdog_agent.identity import Identity
     from torch_watchdog_proto.messages import Violation
 
 __all__ = ["Scan", "bad_samples"]
@@ -49,6 +51,12 @@ class Scan:
         if earlier is not None:
             self._take_over(earlier)
         self.write(finished=False)
+
+    @classmethod
+    def of(cls, config: AgentConfig, identity: Identity) -> Self:
+        """This rank's part of the scan that its launch is."""
+        earlier = Path(config.scan_after) if config.scan_after else None
+        return cls(Path(config.run_dir) / "scan", rank=identity.rank, world_size=identity.world_size, earlier=earlier)
 
     def is_due(self, steps: int, *, tracing: bool) -> bool:
         """Whether the loop has trained for long enough for the guard to know its bounds."""
