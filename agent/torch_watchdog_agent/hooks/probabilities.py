@@ -9,7 +9,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank
 from torch_watchdog_agent.unread import is_captured
 
 __all__ = ["patch"]
@@ -35,11 +35,11 @@ def patch(module: ModuleType) -> None:
 def _seen(given: Any) -> None:
     import torch
 
-    here = rank()
-    if here is None or not here.guarding or here.guard.tracing or type(given) is not torch.Tensor or _is_no_plain_step(torch):
+    here = made_rank()  # a loss alone is no sign of a training: it makes no process a rank
+    made_by = given.grad_fn if type(given) is torch.Tensor else None
+    if here is None or made_by is None or not is_training_thread() or made_by.name().startswith(_BOUNDED):
         return
-    made_by = given.grad_fn
-    if made_by is None or made_by.name().startswith(_BOUNDED):
+    if not here.guarding or here.guard.tracing or _is_no_plain_step(torch):
         return
     here.history.reach_seen(_reach(given.detach()))
 
