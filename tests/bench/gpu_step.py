@@ -1,9 +1,9 @@
-"""What the watchdog costs a step on GPUs: `python tests/bench/gpu_step.py --ranks 2 --out FILE.json` on a machine that has them.
+"""What the watchdog costs a step on GPUs: `python tests/bench/gpu_step.py --out FILE.json` on a machine that has two; `--only` takes an expression over cases.
 
 One watched training whose hooks are switched on and off in blocks (on-off, off-on, ...), so that both sides see the same process, clocks and memory. The time
 of a block is the device's own, between two CUDA events; nothing synchronises inside. Reported: the median of the blocks' ratios and its 95 % confidence
-interval (bootstrap). Two models (a GPT-2-small-like one, tens of milliseconds a step; one bound by its launches), and batches that the loop moves to the GPU or
-that the loader yields there. With the hooks off a few wrapped functions still ask whether they are on (1 to 2 us a step); the node process runs on both sides.
+interval (bootstrap). A GPT-2-small-like model whose GPU is full (also compiled, under DDP and under FSDP2), the same with a batch that leaves it to the host's
+cores, and a model bound by its launches; batches that the loop moves to the GPU or that the loader yields there. With the hooks off a few wrapped functions still ask whether they are on (1 to 2 us a step); the node process runs on both sides.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -24,8 +25,22 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 from machine import machine
 
-SIZES = {"gpt2-small-like": (768, 12, 8, 512), "launch-bound": (64, 4, 4, 64)}  # width, layers, batch, length
-BLOCK_STEPS = {"gpt2-small-like": 12, "launch-bound": 120}
+SIZES = {  # width, layers, batch, length
+    "full": (768, 12, 32, 1024),
+    "gpt2-small-like": (768, 12, 8, 512),
+    "launch-bound": (64, 4, 4, 64),
+}
+BLOCK_STEPS = {"full": 6, "gpt2-small-like": 12, "launch-bound": 120}
+CASES: dict[str, tuple[str, int, list[str]]] = {  # the model, ranks, options
+    "launch-bound": ("launch-bound", 1, []),
+    "launch-bound, batches on the GPU": ("launch-bound", 1, ["--resident"]),
+    "GPT-2-small-like, small batch": ("gpt2-small-like", 1, []),
+    "GPT-2-small-like, small batch, on the GPU": ("gpt2-small-like", 1, ["--resident"]),
+    "GPT-2-small-like": ("full", 1, []),
+    "GPT-2-small-like, compiled": ("full", 1, ["--compile"]),
+    "GPT-2-small-like, DDP": ("full", 2, []),
+    "GPT-2-small-like, FSDP2": ("full", 2, ["--fsdp2"]),
+}
 FIRST, WARM = 8, 40
 
 
@@ -98,21 +113,35 @@ class Switch:
         unread.settle = settle
 
 
-def train(name: str, rounds: int, *, resident: bool, first_only: bool) -> None:
+def wrapped(net: Any, args: argparse.Namespace) -> Any:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    if args.fsdp2:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in net.blocks.layers:
+            fully_shard(layer)
+        return fully_shard(net)
+    if args.compile:
+        net.compile()
+    return DistributedDataParallel(net, device_ids=[int(os.environ["LOCAL_RANK"])]) if dist.get_world_size() > 1 else net
+
+
+def train(args: argparse.Namespace) -> None:
     """One rank. Prints the first steps' times, and of each round the block's time per step with the hooks off and on, in milliseconds."""
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
+
+    name = args.train
 
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl")
     torch.manual_seed(0)
-    net: Any = model_of(name).cuda()
-    if dist.get_world_size() > 1:
-        net = DistributedDataParallel(net, device_ids=[local_rank])
+    net: Any = wrapped(model_of(name).cuda(), args)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
-    batches = batches_of(name, resident=resident)
+    batches = batches_of(name, resident=args.resident)
 
     def step() -> None:
         batch = next(batches)
@@ -129,10 +158,10 @@ def train(name: str, rounds: int, *, resident: bool, first_only: bool) -> None:
         torch.cuda.synchronize()
         first_ms.append(round((time.perf_counter() - began) * 1e3, 2))
     found: dict[str, Any] = {"first_ms": first_ms}
-    if not first_only:
+    if not args.first_only:
         for _ in range(WARM):
             step()
-        found |= _measured(step, rounds, BLOCK_STEPS[name])
+        found |= _measured(step, args.rounds, BLOCK_STEPS[name])
     if dist.get_rank() == 0:
         print("FOUND " + json.dumps(found), flush=True)
     dist.destroy_process_group()
@@ -194,23 +223,26 @@ def main() -> None:
     parser.add_argument("--train", choices=SIZES)
     parser.add_argument("--resident", action="store_true")
     parser.add_argument("--first-only", action="store_true")
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--fsdp2", action="store_true")
+    parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.train:
-        train(args.train, args.rounds, resident=args.resident, first_only=args.first_only)
+        train(args)
         return
     results: dict[str, Any] = {"machine": machine(), "command": "python tests/bench/gpu_step.py " + " ".join(sys.argv[1:])}
     watched = [sys.executable, "-m", "torch_watchdog.cli"]
-    for ranks in args.ranks:
-        for name in SIZES:
-            for place, options in (("moved by the loop", []), ("on the GPU already", ["--resident"])):
-                plain = launched(name, ranks, [], "--first-only", *options)
-                found = launched(name, ranks, watched, "--rounds", str(args.rounds), *options)
-                results[f"{name}, {ranks} rank{'s' * (ranks > 1)}, {place}"] = judged(found, plain)
-                if args.out:
-                    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    for title, (name, ranks, options) in CASES.items():
+        if not re.search(args.only, title):
+            continue
+        plain = launched(name, ranks, [], "--first-only", *options)
+        found = launched(name, ranks, watched, "--rounds", str(args.rounds), *options)
+        results[title] = judged(found, plain)
+        print(title, results[title], file=sys.stderr, flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 
 
