@@ -3,7 +3,8 @@
 One watched training whose hooks are switched on and off in blocks (on-off, off-on, ...), so that both sides see the same process, clocks and memory. The time
 of a block is the device's own, between two CUDA events; nothing synchronises inside. Reported: the median of the blocks' ratios and its 95 % confidence
 interval (bootstrap). A GPT-2-small-like model whose GPU is full (also compiled, under DDP and under FSDP2), the same with a batch that leaves it to the host's
-cores, and a model bound by its launches; batches that the loop moves to the GPU or that the loader yields there. With the hooks off a few wrapped functions still ask whether they are on (1 to 2 us a step); the node process runs on both sides.
+cores, and a model bound by its launches; batches that the loop moves to the GPU or that the loader yields there. With
+the hooks off a few wrapped functions still ask whether they are on (1 to 2 us a step); the node process runs on both sides.
 """
 
 from __future__ import annotations
