@@ -78,6 +78,8 @@ class Tiny:
             made["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
             if self.kind != "MultipleChoice" and random.random() < 0.5 and length > 3:
                 made["input_ids"][0, -2:], made["attention_mask"][0, -2:] = 0, 0
+            if self.kind == "SequenceClassification" and self.config.is_encoder_decoder:
+                made["input_ids"][:, 1] = self.config.eos_token_id  # what it classifies by
         for name, make in (("token_type_ids", self._segments), ("bbox", self._boxes), ("pixel_values", self._pixels)):
             if name in self.names and (value := make(rows, length)) is not None:
                 made[name] = value
@@ -146,6 +148,8 @@ def tiny(name: str) -> Tiny:
         config = _small(config_class)
     except Exception as error:
         raise CannotBuildError(f"its configuration cannot be made small ({type(error).__name__})") from error
+    if "QuestionAnswering" in name:
+        config.num_labels = 2  # where the answer begins, and where it ends
     if _size_of(config) > 512:
         raise CannotBuildError("its configuration stays large")
     try:
