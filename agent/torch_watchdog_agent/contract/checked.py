@@ -9,7 +9,7 @@ import torch
 
 from torch_watchdog_agent.contract.check import Extremes, TensorStat
 from torch_watchdog_agent.contract.findings import Oddity
-from torch_watchdog_agent.contract.ondevice import DeviceChecks, Sent
+from torch_watchdog_agent.contract.ondevice import NO_CHECKS, DeviceChecks, Sent
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.signature import Signature
 from torch_watchdog_agent.contract.where import Origin
@@ -36,8 +36,8 @@ class Checked:
     oddities: tuple[Oddity, ...] = ()
     legal: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()  # tensors on a device, which were not read
-    on_device: DeviceChecks = field(default_factory=DeviceChecks)
-    seen: Mapping[str, Extremes] = field(default_factory=dict)
+    on_device: DeviceChecks = NO_CHECKS
+    seen: Mapping[str, Extremes] | None = None
     is_usual: bool = False  # nothing about it is new but what a device has to tell
 
 

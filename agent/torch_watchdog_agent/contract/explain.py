@@ -60,7 +60,13 @@ def violation_of(finding: Finding, origin: Origin, resolve: Resolve, others: Seq
 
 def _completed(kind: str, fact: BatchFact, bound: BoundFact | None, origin: Origin, rule: Rule | None) -> Violation:
     facts = Facts(
-        kind=kind, fact=fact, bound=bound, leaves=origin.leaves, rule=rule, past=origin.past.get(fact.key), tokenizer_sizes=tokenizer_sizes
+        kind=kind,
+        fact=fact,
+        bound=bound,
+        leaves=origin.leaves,
+        rule=rule,
+        past=(origin.past or {}).get(fact.key),
+        tokenizer_sizes=tokenizer_sizes,
     )
     explanation = explained(facts)
     return Violation(

@@ -1,12 +1,14 @@
 """What needs no trace to see: not finite, another dtype, another device, far larger than ever. Owns what was seen of each tensor so far.
 
-Learns from every batch that trained, and speaks only where the traces say that the tensor reaches the model as it is.
+Learns from every batch that trained, no sooner than its step has run where it might be bad, and speaks only where the traces say that the tensor reaches
+the model as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -18,6 +20,8 @@ __all__ = ["Oddity", "Past", "Seen"]
 OUTLIER_FACTOR = 10
 OUTLIER_AFTER_BATCHES = 10
 OUTLIER_FROM_ELEMENTS = 4096
+MAX_WAITING = 64
+_News: TypeAlias = tuple[Sequence[str], Mapping[str, torch.Tensor], Mapping[str, Extremes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,8 @@ class Seen:
     batches: int = 0
     _known: dict[str, _Known] = field(default_factory=dict)
     fits: Fits = field(default_factory=Fits)
+    waiting: dict[int, _News] = field(default_factory=dict)  # by batch: what is taken once its step has run
+    _in_step: list[int] = field(default_factory=list)
 
     def news(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> list[str]:
         """The tensors that are not as they were before in every respect; most batches have none."""
@@ -115,6 +121,24 @@ class Seen:
             if type(seen[key].low) is int:
                 known.high = seen[key].high if known.low is None else max(known.high, seen[key].high)
                 known.low = seen[key].low if known.low is None else min(known.low, seen[key].low)
+
+    def wait(self, batch: int, news: Sequence[str], leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> None:
+        """Nobody can vouch for this batch before its step has run."""
+        if len(self.waiting) >= MAX_WAITING:
+            self.waiting.pop(next(iter(self.waiting)))
+        self.waiting[batch] = (news, leaves, seen)
+
+    def handed_over(self, batch: int) -> None:
+        """The step at hand uses this batch."""
+        if batch in self.waiting:
+            self._in_step.append(batch)
+
+    def step_ended(self) -> None:
+        """The batches of the step at hand have trained."""
+        for batch in self._in_step:
+            if batch in self.waiting:
+                self.took(*self.waiting.pop(batch))
+        self._in_step.clear()
 
     def took_usual(self, extremes: Iterable[tuple[str, int, int]]) -> None:
         """A batch that is like others in all but what its integers are went to the training; `extremes` of whole tensors of it."""

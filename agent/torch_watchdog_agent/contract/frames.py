@@ -55,9 +55,14 @@ class ModuleNames:
         known = self._paths.get(id(module))
         return known[1] if known is not None and known[0]() is module else None
 
-    def training(self) -> tuple[bool, ...]:
+    def training(self) -> frozenset[bool]:
         """The training flags of the roots that live, each once: copies of a model come, and go when the garbage collector looks."""
-        return tuple(sorted({root.training for known in self.roots if (root := known()) is not None}))
+        flags = set()
+        for known in self.roots:  # asked before each batch: a comprehension would be a call more
+            root = known()
+            if root is not None:
+                flags.add(root.training)
+        return frozenset(flags)
 
 
 def _plain(path: str, *, wrapped: bool) -> str:

@@ -26,7 +26,7 @@ from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.mailbox import Mailbox
 from torch_watchdog_agent.contract.misfit import misfit
 from torch_watchdog_agent.contract.mode import compiled_code_in_the_way, modes_on_stack, without_modes
-from torch_watchdog_agent.contract.ondevice import DeviceChecks, Finite, Look, Part
+from torch_watchdog_agent.contract.ondevice import NO_CHECKS, DeviceChecks, Finite, Look, Part
 from torch_watchdog_agent.contract.placement import stand_ins, taken_from
 from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
 from torch_watchdog_agent.contract.reading import is_on_device, lesson_of, read
@@ -79,25 +79,26 @@ class Guard:
         self._handed: Origin | None = None  # the newest batch that the loop got
         self._batch: object = None
         self._off = False
-        self._told_of_compiled_code = False
         self._told_version = 0
         self._uncovered: dict[Rule, str] = {}  # on a device, and why
-        self._told_of_batches = False
+        self._said: set[str] = set()
 
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         """Check a batch that has just left a DataLoader. Never changes it."""
         self._batches += 1
-        return self._guarded(lambda: self._check(batch, indices, worker), None) or Checked(batch_id=self._batches)
+        return self._guarded(None, self._check, batch, indices, worker) or Checked(batch_id=self._batches)
 
     def handed_over(self, checked: Checked, batch: object) -> None:
         """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
         self._handed, self._batch = checked.origin, batch
+        if self._seen.waiting:
+            self._seen.handed_over(checked.batch_id)
         if checked.needs_trace or self._tracer.tracing or checked.version != self._contract.version:
-            self._guarded(lambda: self._hand_over(checked, batch), None)
+            self._guarded(None, self._hand_over, checked, batch)
 
     def fresh(self, checked: Checked) -> Checked:
         """The same batch judged by what was learned since it was fetched (loops that fetch ahead)."""
-        return checked if checked.version == self._contract.version else self._guarded(lambda: self._judged_again(checked), checked)
+        return checked if checked.version == self._contract.version else self._guarded(checked, self._judged_again, checked)
 
     @property
     def tracing(self) -> bool:
@@ -111,11 +112,11 @@ class Guard:
 
     def diagnose(self, error: BaseException) -> Violation | None:
         """What is behind an exception that ends the training: a batch that a rule had doubted, or logits taken for probabilities."""
-        return self._guarded(lambda: self._diagnose(error), None)
+        return self._guarded(None, self._diagnose, error)
 
     def not_finite_inside(self) -> Violation | None:
         """The loss of the newest batch is not finite: where in the model that began. Runs its forward once more; the caller keeps the generators."""
-        return self._guarded(self._look_inside, None)
+        return self._guarded(None, self._look_inside)
 
     def loss_is_finite(self) -> None:
         """The newest loss is a number."""
@@ -125,27 +126,29 @@ class Guard:
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
         self._handed = self._batch = None
+        if self._seen.waiting:
+            self._seen.step_ended()
         if self._tracer.tracing:
-            self._guarded(self._tracer.end_at_gate, None)
+            self._guarded(None, self._tracer.end_at_gate)
 
     def started(self, checked: Checked, batch: object, *, change: bool) -> tuple[object, UnderCheck | None]:
         """Starts the checks of what is on a device. Returns the batch that the loop should get: with `change` its values are legal whatever they were."""
         if not checked.on_device.looks:
             return batch, None
         nothing: tuple[object, UnderCheck | None] = batch, None
-        return self._guarded(lambda: self._start(checked, batch, change), nothing)
+        return self._guarded(nothing, self._start, checked, batch, change)
 
     def said_of(self, under_check: UnderCheck) -> Violation | None:
         """What a device has said of a batch, in full: where it found something the batch as it was is read now."""
-        return self._guarded(lambda: self._said_of(under_check), None)
+        return self._guarded(None, self._said_of, under_check)
 
     def repaired(self, batch: object, checked: Checked) -> object | None:
         """A copy of the batch that the model can take, or None where no value makes it so."""
-        return self._guarded(lambda: self._repair(batch, checked), None)
+        return self._guarded(None, self._repair, batch, checked)
 
     def model_seen(self, module: torch.nn.Module) -> None:
         """A model (wrapped or not), for the names of its modules."""
-        self._guarded(lambda: self._names.learn(module), None)
+        self._guarded(None, self._names.learn, module)
 
     def has_learned(self) -> bool:
         """Whether the contract has changed since this was asked last."""
@@ -154,16 +157,16 @@ class Guard:
 
     def contract(self) -> dict[str, object]:
         """All that is guarded and all that is not, JSON-able."""
-        return self._guarded(lambda: as_table(self._contract, self._uncovered), {"traces": 0, "guarded": [], "opaque": []})
+        return self._guarded({"traces": 0, "guarded": [], "opaque": []}, as_table, self._contract, self._uncovered)
 
     # Fail open
 
-    def _guarded(self, body: Callable[[], Result], otherwise: Result) -> Result:
+    def _guarded(self, otherwise: Result, body: Callable[..., Result], *args: Any) -> Result:
         if self._off:
             return otherwise
         try:
             with self._one_at_a_time:
-                return body()
+                return body(*args)
         except BadBatchError:
             raise
         except Exception as error:  # noqa: BLE001
@@ -175,6 +178,11 @@ class Guard:
         self._tracer.abandon()
         self._plans.clear()
         self._say(f"the batch guard turned itself off, the training goes on unguarded ({why})")
+
+    def _say_once(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._say(what)
 
     # Checking
 
@@ -199,13 +207,12 @@ class Guard:
                 batch_id=self._batches, leaves=own, stats=usual.stats, origin=origin, signature=signature, version=usual.version,
                 legal=usual.legal, elsewhere=elsewhere, on_device=usual.on_device, seen=usual.seen, is_usual=True,
             )  # fmt: skip
-        if modes_on_stack():
-            with without_modes():
-                checked, seen, news = self._judged(self._batches, signature, origin, elsewhere)
-        else:
+        with without_modes():
             checked, seen, news = self._judged(self._batches, signature, origin, elsewhere)
         if not checked.on_device.looks:
-            if checked.violation is None:
+            if checked.violation is None and (checked.needs_trace or checked.oddities):  # it may turn out to be bad
+                self._seen.wait(self._batches, news, leaves, seen)
+            elif checked.violation is None:
                 self._seen.took(news, leaves, seen)
             if not (elsewhere or checked.needs_trace or checked.violation or checked.warnings):
                 self._readies.prepare(batch, checked, self._plan(signature, leaves, elsewhere)[0], self._seen.past_of)
@@ -224,13 +231,6 @@ class Guard:
         plan, _ = self._plan(signature, leaves, elsewhere)
         return bool(plan.unsettled or plan.broken)
 
-    def _tell_of_compiled_code(self) -> None:
-        if not self._told_of_compiled_code:
-            self._told_of_compiled_code = True
-            self._say(
-                f"torch {torch.__version__} cannot set compiled code aside while bounds are learned (2.6 can): none are, no index is checked"
-            )
-
     def _judged(
         self, number: int, signature: Signature, origin: Origin, elsewhere: frozenset[str]
     ) -> tuple[Checked, dict[str, Extremes], list[str]]:
@@ -239,10 +239,8 @@ class Guard:
         seen = {key: UNREAD if key in elsewhere else extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
         findings, failed = plan.findings(leaves, seen)
         news = self._seen.news(leaves, seen)
-        for key in news:
-            past = self._seen.past_of(key)
-            if past is not None:
-                origin.past.setdefault(key, past)  # judged again, the batch itself is part of the past
+        if news and origin.past is None:  # judged again, the batch itself may be part of the past
+            origin.past = {key: past for key in news if (past := self._seen.past_of(key)) is not None}
         oddities = self._seen.oddities(news, leaves, seen)
         origin.retyped = origin.retyped or {odd.key: odd.usual for odd in oddities if odd.kind == "batch.dtype"}
         origin.unfit = origin.unfit or self._seen.fits.unfit(leaves)
@@ -277,7 +275,7 @@ class Guard:
         plan = plan_for(
             [*declared_rules(shaped), *self._contract.usable(structure_of(signature))], shaped, shapes_of(shaped), unread=elsewhere
         )
-        checks = DeviceChecks()
+        checks = NO_CHECKS
         if elsewhere:
             checks = taken_from(plan, leaves, shaped, elsewhere, frozenset(self._contract.flowed - self._contract.handled))
             self._uncovered = {rule: why for rule, why in self._uncovered.items() if rule.usable} | dict(checks.uncovered)
@@ -304,13 +302,11 @@ class Guard:
         try:
             return replaced(batch, legal), under_check
         except Exception as error:  # noqa: BLE001  a container of the user's own that cannot be made again
-            self._tell_of_batches(f"{type(batch).__name__} cannot be copied ({type(error).__name__}: {error})")
+            self._say_once(
+                f"{type(batch).__name__} cannot be copied ({type(error).__name__}: {error}): "
+                "a bad value in a batch that is on a GPU already is named, but not kept from the model"
+            )
             return batch, under_check
-
-    def _tell_of_batches(self, why: str) -> None:
-        if not self._told_of_batches:
-            self._told_of_batches = True
-            self._say(f"{why}: a bad value in a batch that is on a GPU already is named, but not kept from the model")
 
     def _said_of(self, under_check: UnderCheck) -> Violation | None:
         checked, sent = under_check.checked, under_check.sent
@@ -322,12 +318,12 @@ class Guard:
             if checked.is_usual:
                 self._seen.took_usual([(key, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()])
                 return None
-            seen = {**checked.seen, **{key: Extremes(None, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()}}
+            seen = {**(checked.seen or {}), **{key: Extremes(None, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()}}
             self._seen.took(self._seen.news(checked.leaves, seen), checked.leaves, seen)
             return None
         with without_modes():
             leaves, elsewhere = read({**checked.origin.leaves, **sent.kept}, checked.elsewhere)
-            signature = (signature_of(leaves, (), ())[0], *checked.signature[1:])
+            signature = (signature_of(leaves, frozenset(), ())[0], *checked.signature[1:])
             again, seen, news = self._judged(checked.batch_id, signature, replace(checked.origin, leaves=leaves), elsewhere)
             if again.violation is None:
                 self._seen.took(news, leaves, seen)
@@ -352,6 +348,8 @@ class Guard:
             return checked
         with without_modes():
             again = self._judged(checked.batch_id, checked.signature, checked.origin, checked.elsewhere)[0]
+        if again.violation is not None:
+            self._seen.waiting.pop(checked.batch_id, None)
         return replace(again, warnings=tuple(dict.fromkeys((*checked.warnings, *again.warnings)))) if checked.warnings else again
 
     def _hand_over(self, checked: Checked, batch: object) -> None:
@@ -359,7 +357,9 @@ class Guard:
         if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
             return
         if compiled_code_in_the_way():
-            self._tell_of_compiled_code()
+            self._say_once(
+                f"torch {torch.__version__} cannot set compiled code aside while bounds are learned (2.6 can): none are, no index is checked"
+            )
             return
         self._tracer.end_if_used()
         checked = self._judged_again(checked)

@@ -94,7 +94,7 @@ def _of_another_dtype(call: _Call, origin: Origin) -> Violation | None:
 
 def _retyped(call: _Call, origin: Origin) -> Violation | None:
     """No frame holds the tensor any more, but one of the batch has another dtype than it always had."""
-    for key, usual in origin.retyped.items():
+    for key, usual in (origin.retyped or {}).items():
         wrong = _name(origin.leaves[key].dtype)
         return _violation(
             "batch.dtype", key, origin, call, summary=f"{key} has dtype {wrong}; it always was {usual}",

@@ -67,6 +67,7 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         self.tape, self.watchers = tape, Watchers(tape)
         self.failure: Exception | None = None
         self.pushed, self.refused, self.full, self.saw_backward = False, False, False, False
+        self.spoiled = False  # a bad batch was let through: there is nothing to learn from it
         self._operators = 0
         self.call: Call | None = None
         self._call_seen = False

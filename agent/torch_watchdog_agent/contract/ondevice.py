@@ -22,7 +22,7 @@ from torch_watchdog_agent.contract.mailbox import Slot as Sheet
 from torch_watchdog_agent.contract.replay import Program
 from torch_watchdog_agent.contract.rules import Rule
 
-__all__ = ["Box", "Computed", "DeviceChecks", "Finite", "Leaves", "Limits", "Look", "Part", "Sent"]
+__all__ = ["NO_CHECKS", "Box", "Computed", "DeviceChecks", "Finite", "Leaves", "Limits", "Look", "Part", "Sent"]
 
 Leaves: TypeAlias = Mapping[str, torch.Tensor]
 Box: TypeAlias = tuple[slice, ...]  # () for the whole tensor
@@ -154,7 +154,7 @@ class Sent:
             letter.wait()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DeviceChecks:
     """For batches of one signature. `uncovered`: rules that are not checked there, and why."""
 
@@ -191,6 +191,9 @@ class DeviceChecks:
             for sheet, page in zip(of_device, letter.take(), strict=True):
                 numbers[sheet[:2]] = iter(page)
         return [(one, list(islice(numbers[one.slot], one.count))) for one in self.looks]
+
+
+NO_CHECKS = DeviceChecks()  # nothing of the batch is on a device
 
 
 def _laid_out_as(leaf: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ _Prepared: TypeAlias = tuple[torch.dtype, torch.Size, str, Look]
 _Flat: TypeAlias = dict[Any, Any] | list[Any] | tuple[Any, ...]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 MAX_READY = 256
-_count = np.count_nonzero
+_count, _new = np.count_nonzero, tuple.__new__  # (a NamedTuple's own makes a frame of Python)
 
 
 class Readies:
@@ -40,13 +40,13 @@ class Readies:
         self._by_shapes: dict[tuple[torch.Size, ...], _Ready] = {}
 
     def checked(
-        self, batch: object, training: tuple[bool, ...], version: int, number: int, indices: Sequence[int | None] | None, worker: int | None
+        self, batch: object, training: frozenset[bool], version: int, number: int, indices: Sequence[int | None] | None, worker: int | None
     ) -> Checked | None:
         """What there is to say of the batch of this number, where that is nothing but its statistics."""
-        flat = _flat(batch)
+        flat = batch if type(batch) is dict else _flat(batch)
         if flat is None:
             return None
-        items = list(flat.values()) if isinstance(flat, dict) else list(flat)
+        items = list(flat.values()) if type(flat) is dict else list(flat)
         try:
             ready = self._by_shapes.get(tuple([item.shape for item in items]))
             if ready is None or ready.version != version or ready.signature[1] != training:
@@ -56,7 +56,7 @@ class Readies:
             return None
         if stats is None:
             return None
-        leaves = dict(zip(ready.keys, items, strict=True))
+        leaves = flat.copy() if type(flat) is dict else dict(zip(ready.keys, items, strict=True))
         return Checked(
             batch_id=number, leaves=leaves, stats=tuple(stats), origin=Origin(leaves=leaves, indices=indices, worker=worker, own=leaves),
             signature=ready.signature, version=version, legal=ready.legal,
@@ -112,7 +112,7 @@ class _Ready:
             numbers = look(tensor)
             if numbers is None:
                 return None
-            stats.append(TensorStat(key, name, shape, *numbers, True))
+            stats.append(_new(TensorStat, (key, name, shape, *numbers, True)))
         return stats
 
 
@@ -128,9 +128,9 @@ def _look_for(leaf: torch.Tensor, checks: Sequence[Check], ignored: int, past: P
         return None
     left = min((leaf.numel() - check.dropped for check in checks if check.rule.kind == "some"), default=leaf.numel() + 1)
     if past.low >= 0 and _hold(ranges, 0, past.high):
-        return _natural(past, ignored, left)
+        return _natural(past, ignored, left, leaf.numpy().dtype)
     if past.low == ignored < 0 and leaf.dtype in UNSIGNED and _hold(ranges, 0, past.high, ignored):
-        return _labels(past.high, ignored, UNSIGNED[leaf.dtype], left)
+        return _labels(past.high, np.array(ignored, leaf.numpy().dtype), UNSIGNED[leaf.dtype], left)
     return None
 
 
@@ -145,24 +145,26 @@ def _hold(ranges: Sequence[Range], low: int, high: int, ignored: int | None = No
 # The loops. By argmax and not by max: it costs the same in a loop, and half where numpy's own code has left the caches, for it is no ufunc.
 
 
-def _natural(past: Past, ignored: int, left: int) -> Look:
+def _natural(past: Past, ignored: int, left: int, dtype: Any) -> Look:
     """Whole numbers that are not negative; fewer than `left` may be ignored."""
     low, high = past.low, past.high
     may_be_ignored = low <= ignored <= high
+    marker = np.array(ignored if may_be_ignored else low, dtype)
 
     def look(tensor: torch.Tensor) -> Numbers | None:
         array = tensor.numpy()
         least, greatest = array.item(array.argmin()), array.item(array.argmax())
         if least < low or greatest > high:
             return None
-        count = int(_count(array == ignored)) if may_be_ignored and least <= ignored <= greatest else 0
+        count = int(_count(array == marker)) if may_be_ignored and least <= ignored <= greatest else 0
         return (least, greatest, 0, count) if count < left else None
 
     return look
 
 
-def _labels(high: int, ignored: int, unsigned: Any, left: int) -> Look:
+def _labels(high: int, marker: Any, unsigned: Any, left: int) -> Look:
     """Classes and a negative value that the loss ignores. Read as unsigned the negative value nearest to 0 is the largest: it must be that one."""
+    ignored = int(marker)  # as a Python number it would be converted for each batch
 
     def look(tensor: torch.Tensor) -> Numbers | None:
         array = tensor.numpy()
@@ -171,7 +173,7 @@ def _labels(high: int, ignored: int, unsigned: Any, left: int) -> Look:
             return None
         if least >= 0:
             return least, greatest, 0, 0
-        count = int(_count(array == ignored))
+        count = int(_count(array == marker))
         if count >= left or array.item(array.view(unsigned).argmax()) != ignored:
             return None
         return least, greatest, count, count

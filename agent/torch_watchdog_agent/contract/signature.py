@@ -37,7 +37,7 @@ class Scalars:
         return tuple(found)
 
 
-def signature_of(leaves: Mapping[str, torch.Tensor], training: tuple[bool, ...], scalars: tuple[tuple[str, Any], ...]) -> Signature:
+def signature_of(leaves: Mapping[str, torch.Tensor], training: frozenset[bool], scalars: tuple[tuple[str, Any], ...]) -> Signature:
     """Hashable, exact: keys, shapes, dtypes, devices, training flags, scalars."""
     return (tuple((key, tensor.shape, tensor.dtype, tensor.device) for key, tensor in leaves.items()), training, scalars)
 

@@ -113,7 +113,8 @@ class Tracer:
             raise mode.failure
         if not mode.refused:
             with without_modes():
-                self._learn(mode.tape, done, whole=mode.saw_backward and not mode.full)
+                if not mode.spoiled:
+                    self._learn(mode.tape, done, whole=mode.saw_backward and not mode.full)
             self._wait(waiting)
         return True
 
@@ -218,6 +219,8 @@ class Tracer:
 
     def _raise(self, violation: Violation) -> None:
         if self.on_refused(violation) is False:
+            if self.mode is not None:
+                self.mode.spoiled = True
             return  # only observed: the operator says itself what it thinks of the index
         if self.mode is not None:
             self.mode.refused = True

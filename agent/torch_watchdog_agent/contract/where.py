@@ -26,9 +26,9 @@ class Origin:
     leaves: Mapping[str, torch.Tensor]
     indices: Sequence[int | None] | None
     worker: int | None
-    past: dict[str, Past] = field(default_factory=dict)
+    past: Mapping[str, Past] | None = None
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    retyped: Mapping[str, str] = field(default_factory=dict)  # and which dtype each of these tensors always had
+    retyped: Mapping[str, str] | None = None  # and which dtype each of these tensors always had
     unfit: Unfit | None = None
 
     def device(self, key: str) -> torch.device:

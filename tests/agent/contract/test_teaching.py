@@ -1,0 +1,94 @@
+"""A batch teaches when its step has run, and never a bound: what a bad one looked like must not pass for usual afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from guard_loop import Loop
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 4), nn.Linear(7, 5)
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([self.table(ids), x], 1))
+
+
+def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    F.cross_entropy(model(batch["ids"], batch["x"]), batch["y"]).backward()
+
+
+def clean(rows: int = 4) -> dict[str, torch.Tensor]:
+    return {"ids": torch.randint(0, 50, (rows,)), "x": torch.randn(rows, 3), "y": torch.randint(0, 5, (rows,))}
+
+
+def with_nan() -> dict[str, torch.Tensor]:
+    made = clean()
+    made["x"][2, 1] = float("nan")
+    return made
+
+
+def ended(loop: Loop, checked: Any, batch: Any) -> None:
+    """The step of a batch that was fetched before."""
+    loop.guard.handed_over(checked, batch)
+    step(loop.model, batch)
+    loop.guard.step_ended()
+
+
+def test_a_batch_that_is_fetched_before_anything_is_learned_does_not_teach_that_nan_is_usual() -> None:
+    loop, first, bad = Loop(Mixed(), step), clean(), with_nan()
+    checked = loop.guard.fetched(first, indices=None, worker=None)
+    ahead = loop.guard.fetched(bad, indices=None, worker=None)  # a loader that prefetches one batch
+    ended(loop, checked, first)
+    judged = loop.guard.fresh(ahead)
+    assert judged.violation is not None
+    assert (judged.violation.kind, judged.violation.batch.key) == ("batch.not_finite", "x")
+    loop.train([clean() for _ in range(6)])
+    later = loop.step(with_nan()).violation
+    assert later is not None
+    assert later.kind == "batch.not_finite"
+
+
+def test_a_batch_whose_step_ran_teaches_in_the_end() -> None:
+    loop = Loop(Mixed(), step)
+    first = clean()
+    checked = loop.guard.fetched(first, indices=None, worker=None)
+    assert loop.guard._seen.batches == 0
+    ended(loop, checked, first)
+    assert loop.guard._seen.batches == 1
+    assert loop.guard._seen.past_of("ids") is not None
+    assert not loop.guard._seen.waiting
+
+
+@pytest.mark.parametrize("met_at", [0, 1, 4, 12])
+def test_a_bad_value_that_a_loop_survives_once_is_no_legal_value_afterwards(met_at: int) -> None:
+    """A loop with a try of its own around the step, whose batches are only observed."""
+    loop = Loop(Mixed(), step)
+    loop.guard._tracer.on_refused = lambda _: False
+
+    def bad(value: int) -> dict[str, torch.Tensor]:
+        made = clean()
+        made["ids"][1] = value
+        return made
+
+    for number in range(20):
+        loop.step(bad(5000) if number == met_at else clean())
+    found = loop.step(bad(50)).violation
+    assert found is not None
+    assert found.summary == "ids[1] = 50, allowed 0..49 in embedding (table)"
+
+
+def test_a_bad_batch_that_is_only_observed_teaches_nothing() -> None:
+    loop = Loop(Mixed(), step)
+    loop.train([clean() for _ in range(6)])
+    for _ in range(2):
+        bad = with_nan()
+        checked = loop.guard.fetched(bad, indices=None, worker=None)
+        assert checked.violation is not None
+        ended(loop, checked, bad)
