@@ -2,7 +2,7 @@
 
 Each trial is a real training of two ranks under a launch whose daemon is another process, behind a line that can be cut, with its record on a small disk
 of its own where this machine lets one be mounted. However many blows fall, the parameters and losses must come out as those of a training that nobody
-watched, to the last bit; or, where a part was hit of which the job must end, it must end in time, name who was hit, and leave nothing. Resumable: what
+watched, to the last bit; or, where a part was hit of which the job must end, it must end in time and leave nothing behind. Resumable: what
 is in the results is not run again. Results: results/chaos.json, results/chaos.md.
 """
 
@@ -106,6 +106,7 @@ def trial(seed: int, wanted: list[str], steps: int = STEPS) -> dict[str, Any]:
     except TimeoutError as error:
         blows, why = None, [str(error)]
     finally:
+        tail = world.said()[-3000:]
         world.end()
         shutil.rmtree(folder, ignore_errors=True)
     fatal = blows.fatal if blows else None
@@ -116,7 +117,7 @@ def trial(seed: int, wanted: list[str], steps: int = STEPS) -> dict[str, Any]:
         "count": dict(blows.count) if blows else {},
         "seconds": round(time.monotonic() - begun, 1),
         "exit_code": world.exit_code,
-        **({"why": why, "tail": world.said()[-3000:]} if why else {}),
+        **({"why": why, "tail": tail} if why else {}),
     }
 
 
@@ -210,7 +211,6 @@ class World:
         return [one for one in self._mine() if one.pid != self._daemon.pid and one.status() != psutil.STATUS_ZOMBIE]
 
     def said(self) -> str:
-        self._log.flush()
         return (self.folder / "launch.log").read_text(errors="replace")
 
     def end(self) -> None:
