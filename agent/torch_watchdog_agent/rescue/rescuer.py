@@ -285,7 +285,7 @@ class Rescuer:
         self._end_where_stuck()
 
     def _holdings_on_device(self, state: Any, ahead: Ahead) -> tuple[Holds, str]:
-        from torch_watchdog_agent.rescue.replica import holdings
+        from torch_watchdog_agent.rescue.replica import holdings, part_of
 
         with self._changed:
             launching = self._phase == "update" and not self._standing
@@ -303,6 +303,8 @@ class Rescuer:
         holds, why = holdings(state, world_size=self._rank.identity.world_size)
         if holds == "all" and not self._gpu.answers(state):
             return "nothing", "the device's launch queue is full, and no other thread can read the parameters"
+        if holds == "part" and part_of(state, world_size=self._rank.identity.world_size)[1]:
+            return holds, "each rank holds a part of the state (HSDP), and parts on GPUs are not put together yet"
         return holds, why
 
     def _let_the_update_end(self, *, within_s: float = SETTLE_S) -> None:

@@ -50,6 +50,24 @@ def piece(path: Path, rank: int) -> tuple[tuple[int, int], SavedPart]:
         dist.destroy_process_group()
 
 
+def told_by(model: torch.nn.Module) -> tuple[int, int]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = subjects_of(optimizer).now()
+    assert state.optimizers
+    return part_of(state, world_size=4)
+
+
+def full_shard(rank: int) -> tuple[int, int]:
+    """What a rank says of itself where all four share one copy."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        model = model_of()
+        fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+        return told_by(model)
+    finally:
+        dist.destroy_process_group()
+
+
 def manifest_of(pieces: dict[int, SavedPart]) -> dict[str, Any]:
     files = [asdict(file) for saved in pieces.values() for file in saved.files]
     ranks = sorted(pieces)
@@ -78,6 +96,12 @@ def together(written: tuple[Path, Pieces], path: Path, *ranks: int) -> dict[int,
 
 def test_each_rank_knows_its_part(written: tuple[Path, Pieces]) -> None:
     assert {rank: told for rank, (told, _) in written[1].items()} == {0: (0, 2), 1: (1, 2), 2: (0, 2), 3: (1, 2)}
+
+
+def test_where_there_is_one_copy_only_no_part_can_be_completed() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(full_shard, (1,)) == (0, 0)
+    assert told_by(model_of()) == (0, 0)
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 1), (2, 3)])
