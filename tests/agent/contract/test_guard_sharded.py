@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,13 +10,16 @@ import torch.distributed as dist
 from guard_loop import Loop
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn import functional as F  # noqa: N812
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 try:
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate
 except ImportError:  # torch 2.4
+    from torch.distributed._composable.fsdp import fully_shard
     from torch.distributed._tensor import Replicate
 
 WORDS, PART = 24, 12
@@ -108,3 +111,45 @@ def test_a_table_of_dtensors_has_the_rows_of_all_its_parts(two_ranks: None) -> N
     found = loop.step({"ids": torch.tensor([[1, WORDS]])}).violation
     assert found is not None
     assert (found.batch.element, found.batch.value, found.bound.module, found.bound.high) == ((0, 1), WORDS, "table", WORDS - 1)
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = Model(), nn.Linear(4, 5)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.inner(ids).mean(1)), labels)
+
+
+def flat(*, original: bool) -> nn.Module:
+    made: nn.Module = FullyShardedDataParallel(Head(), use_orig_params=original, device_id=torch.device("cpu"))
+    return made
+
+
+def sharded() -> nn.Module:
+    model = Head()
+    fully_shard(model.inner, mesh=init_device_mesh("cpu", (2,)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: flat(original=True), lambda: flat(original=False), sharded], ids=["fsdp1", "fsdp1, flat", "fsdp2"]
+)
+def test_a_table_that_is_gathered_for_its_module_alone_has_its_rows_at_rest_too(two_ranks: None, make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    loop = Loop(make(), step)
+
+    def draw(length: int) -> dict[str, torch.Tensor]:
+        return {"ids": torch.randint(0, WORDS, (3, length)), "labels": torch.randint(0, 5, (3,))}
+
+    seen = loop.train([draw(4 + n % 3) for n in range(12)])
+    assert ([one.violation for one in seen if one.violation], [one.raised for one in seen if one.raised], loop.said) == ([], [], [])
+    assert not seen[-1].checked.needs_trace
+    for key, place, value in (("ids", (1, 2), WORDS), ("labels", (2,), 5)):
+        bad = draw(4)
+        bad[key][place] = value
+        found = loop.step(bad).checked.violation
+        assert found is not None and found.bound is not None
+        assert (found.batch.key, found.batch.element, found.bound.high) == (key, place, value - 1)
