@@ -52,11 +52,11 @@ def folder_of(tmp_path: Path, *, log: str = "") -> Path:
     return tmp_path
 
 
-def test_the_story_has_five_sentences_who_why_what_was_done_what_to_do() -> None:
+def test_the_story_has_five_sentences_who_why_what_was_done_how_it_ended() -> None:
     told = story(history())
     assert len(told) == 5 and all(sentence.endswith(".") for sentence in told)
     assert "4 ranks of 2 nodes for 6 steps" in told[0] and "input_ids[2,7] is 70" in told[1] and "another model" in told[2]
-    assert "4 ranks stopped at step 5 within 0.4 s" in told[3] and told[4] == "To do: load the one that matches."
+    assert "4 ranks stopped at step 5 within 0.4 s" in told[3] and told[4] == "It ended with exit code 65 (stopped)."
 
 
 def test_the_story_of_a_job_that_a_later_attempt_finished_says_so() -> None:
@@ -82,19 +82,19 @@ def test_a_requested_stop_is_no_fault() -> None:
         "fix": "nothing is wrong",
     }
     told = story(history(incidents=(asked,)))
-    assert told[1] == "Somebody asked for a clean stop of all ranks: ann asked." and len(told) == 3
+    assert told[1] == "Somebody asked for a clean stop of all ranks: ann asked." and len(told) == 4
 
 
 def test_next_steps_end_with_the_line_that_resumes() -> None:
     assert next_steps(history(), LAST_WORDS) == [
-        ("load the one that matches.", False),
+        ("Load the one that matches.", False),
         ("watchdog torchrun train.py --resume runs/train-1", True),
     ]
 
 
 def test_only_what_is_typed_is_set_as_code() -> None:
     page = report_page(history(), Evidence(), (*LAST_WORDS, "  resume --resume runs/x was taken by nobody: the script began from nothing"))
-    assert "<li>load the one that matches.</li>" in page and "<li>--resume runs/x was taken by nobody" in page
+    assert "<li>Load the one that matches.</li>" in page and "<li>--resume runs/x was taken by nobody" in page
     assert "<li><pre>watchdog torchrun train.py" in page
 
 

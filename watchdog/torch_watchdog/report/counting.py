@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_watchdog.launch.summary import count, steps_told
+from torch_watchdog.launch.summary import steps_told
 from torch_watchdog.report.steps import RankTrack
 
 __all__ = ["Counted", "counted", "told", "updates_at", "updates_beside"]
@@ -38,7 +38,7 @@ def told(tracks: Sequence[RankTrack]) -> str:
     found = counted(tracks)
     several = len({track.attempt for track in tracks})
     words = steps_told(found.steps, began=found.began, updates=found.updates)
-    return f"{count(several, 'attempt')}, the newest with {words}" if several > 1 else words
+    return f"{words} in the newest of {several} attempts" if several > 1 else words
 
 
 def updates_at(tracks: Sequence[RankTrack], step: int) -> int | None:

@@ -13,7 +13,7 @@ from torch_watchdog.job.incident import number
 from torch_watchdog.report.evidence import Evidence
 from torch_watchdog.report.figures import rank_figures, versions
 from torch_watchdog.report.history import JobHistory
-from torch_watchdog.report.story import facts_of, next_steps, story
+from torch_watchdog.report.story import card_of, next_steps, story
 
 __all__ = ["markdown_report"]
 
@@ -27,7 +27,7 @@ def markdown_report(history: JobHistory, evidence: Evidence, last_words: Sequenc
     found = history.main_incident
     parts = [f"## Job {_code(history.name)}", "\n".join(f"* {_prose(sentence)}" for sentence in story(history))]
     if found is not None:
-        parts += ["### What was found", _table(("", ""), [(name, _prose(text)) for name, text in facts_of(found).items()])]
+        parts += ["### What was found", _table(("", ""), [(name, _prose(text)) for name, text in card_of(found).items()])]
     if evidence.excerpt is not None:
         parts += ["### The batch", _block(" ".join(map(number, evidence.excerpt.values)))]
     parts += ["### Ranks", _ranks(history)]

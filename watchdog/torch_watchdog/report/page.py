@@ -21,7 +21,7 @@ from torch_watchdog.report.counting import updates_beside
 from torch_watchdog.report.evidence import Evidence
 from torch_watchdog.report.figures import gpu_figures, rank_figures, values_by_step, versions
 from torch_watchdog.report.history import JobHistory
-from torch_watchdog.report.story import clock, facts_of, next_steps, story
+from torch_watchdog.report.story import card_of, clock, next_steps, story
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
 from torch_watchdog_proto import __version__
 
@@ -39,7 +39,7 @@ def report_page(history: JobHistory, evidence: Evidence, last_words: Sequence[st
     return _render(
         history,
         story=story(history),
-        main=None if found is None else facts_of(found),
+        main=None if found is None else card_of(found),
         excerpt=evidence.excerpt,
         contract=[_bound(entry) for entry in evidence.contract],
         stacks=dict(evidence.stacks),

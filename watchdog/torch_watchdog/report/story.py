@@ -14,7 +14,7 @@ from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count
 from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
 
-__all__ = ["NextStep", "clock", "facts_of", "next_steps", "story"]
+__all__ = ["NextStep", "card_of", "clock", "facts_of", "next_steps", "story"]
 
 _MAX_NAMED = 8
 _STATES = {"firing": "goes on", "resolved": "over"}  # a job that died of it is over, too: nothing was mended
@@ -35,15 +35,16 @@ class NextStep(NamedTuple):
 
 
 def story(history: JobHistory) -> list[str]:
-    """What ran, what happened, why, what was done, and what to do."""
+    """What ran, what happened, why, what was done, and how it ended; what to do is told by `next_steps`."""
     found = history.main_incident
     sentences = [_what_ran(history)]
     if found is None:
         return [*sentences, "Nothing was found.", _how_it_ended(history)]
     if is_order(found):
-        return [*sentences, _sentence(f"Somebody asked for {found.get('summary', 'a boundary')}"), _what_was_done(found, history)]
+        sentences += [_sentence(f"Somebody asked for {found.get('summary', 'a boundary')}"), _what_was_done(found, history)]
+        return [sentence for sentence in (*sentences, _how_it_ended(history)) if sentence]
     sentences += [_sentence(f"{_severity(found)}: {found.get('summary', '')}"), _capital(_sentence(str(found.get("cause", ""))))]
-    sentences += [_what_was_done(found, history), _sentence(f"To do: {found['fix']}") if found.get("fix") else ""]
+    sentences += [_what_was_done(found, history), _how_it_ended(history)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -100,8 +101,6 @@ def _what_was_done(found: Mapping[str, Any], history: JobHistory) -> str:
         parts.append(f"a checkpoint was written ({checkpoint_state(checkpoint)}): {checkpoint['path']}")
     if was_survived(found, attempt=history.last_attempt, exit_code=history.record.get("exit_code")):
         parts.append(f"the launcher's attempt {history.last_attempt} then came to a good end")
-    if not parts:
-        return _how_it_ended(history)
     return _capital(_sentence(", ".join(parts)))
 
 
@@ -111,7 +110,8 @@ def _who_stopped(action: Mapping[str, Any], num_ranks: int) -> str:
     within = f" within {seconds:.2g} s" if isinstance(seconds, int | float) else ""
     if action.get("policy") == "rescue":
         return f"the other rank was freed{within}" if stopped == 1 else f"the {stopped} other ranks were freed{within}"
-    ranks = f"all {count(num_ranks, 'rank')}" if stopped == num_ranks else f"{stopped} of {count(num_ranks, 'rank')}"
+    every = "both ranks" if num_ranks == 2 else f"all {count(num_ranks, 'rank')}"
+    ranks = every if stopped == num_ranks else f"{stopped} of {count(num_ranks, 'rank')}"
     return f"{ranks} stopped at step {action.get('stopped_at_step')}{within}"
 
 
@@ -141,10 +141,16 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
     return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "")}
 
 
+def card_of(found: Mapping[str, Any]) -> dict[str, str]:
+    """Of a page that begins with the story and with what to do: without what those have said."""
+    return {name: text for name, text in facts_of(found).items() if name not in ("cause", "fix", "allowed")}
+
+
 def _some(ranks: Sequence[int]) -> str:
-    if len(ranks) <= _MAX_NAMED:
-        return ", ".join(map(str, ranks))
-    return f"{', '.join(map(str, ranks[:_MAX_NAMED]))} and {len(ranks) - _MAX_NAMED} more"
+    if not ranks:
+        return ""
+    named = ", ".join(map(str, ranks[:_MAX_NAMED])) + (f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else "")
+    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
 def next_steps(history: JobHistory, last_words: Sequence[str]) -> list[NextStep]:
@@ -153,6 +159,6 @@ def next_steps(history: JobHistory, last_words: Sequence[str]) -> list[NextStep]
     steps = [str(found["fix"])] if found is not None and found.get("fix") and not is_order(found) else []
     labelled = (line.strip().partition(" ") for line in last_words)
     said = [text.strip() for label, _, text in labelled if label in ("resume", "again", "next")]
-    return [NextStep(_sentence(step), is_command=False) for step in steps] + [
+    return [NextStep(_capital(_sentence(step)), is_command=False) for step in steps] + [
         NextStep(one_line(text), is_command=text.startswith(("watchdog ", "cd "))) for text in said
     ]

@@ -30,7 +30,7 @@ async def page(request: Request, job: PastJob) -> Response:
     facts: dict[str, Any] = {
         "state": "ended" if job.status.exit_code is None else f"ended, exit code {job.status.exit_code}",
         "how": job.record.get("exit_reason"), "began": clock(job.record.get("started")), "ended": clock(job.record.get("ended")),
-        "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt,
+        "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt or None,
         "incidents": job.status.incidents, "files": job.run_dir,
     }  # fmt: skip
     words = await asyncio.to_thread(words_of, job.run_dir, job.record, job.incidents)
