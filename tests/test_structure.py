@@ -18,6 +18,7 @@ PURE = (
     *(f"watchdog/torch_watchdog/alerts/{name}.py" for name in ("alert", "alertmanager", "desk", "open", "pagerduty", "routes", "text")),
     "proto/torch_watchdog_proto/messages.py",
     "proto/torch_watchdog_proto/frames.py",
+    "proto/torch_watchdog_proto/names.py",
     "proto/torch_watchdog_proto/record.py",
     "proto/torch_watchdog_proto/rescue_words.py",
     "proto/torch_watchdog_proto/stop/*.py",
@@ -64,6 +65,7 @@ PURE_IMPORTS = {
         "zlib",
     ),
     *("torch_watchdog_proto.messages", "torch_watchdog_proto.envelopes", "torch_watchdog_proto.frames", "torch_watchdog_proto.record"),
+    "torch_watchdog_proto.names",
     *(
         "torch_watchdog_proto.rescue_words",
         "torch_watchdog_proto.stop",

@@ -45,7 +45,7 @@ def _not_finite(facts: Facts) -> tuple[str, str] | None:
     if facts.tensor.dim() >= 3 and facts.fact.element is not None:
         column = facts.tensor[facts.fact.element[0], ..., facts.fact.element[-1]]
         if not bool(torch.isfinite(column).any()):
-            channel = f"{facts.fact.key}[{facts.fact.element[0]}, ..., {facts.fact.element[-1]}]"
+            channel = f"{facts.spoken}[{facts.fact.element[0]}, ..., {facts.fact.element[-1]}]"
             where = f" All of {channel} is, as when a channel without variance is divided by its standard deviation of zero."
     return (
         f"The data itself holds {facts.fact.value} ({facts.fact.count} values) before any layer.{where}",
@@ -57,8 +57,8 @@ def _dtype(facts: Facts) -> tuple[str, str] | None:
     if facts.kind != "batch.dtype":
         return None
     return (
-        f"{facts.fact.key} came as {facts.fact.dtype}; the loss takes {needed_dtype(facts)}. The values may be fine: only the dtype is wrong.",
-        f"Cast {facts.fact.key} in the collator, for example .float() for a float target.",
+        f"{facts.spoken} came as {facts.fact.dtype}; the loss takes {needed_dtype(facts)}. The values may be fine: only the dtype is wrong.",
+        f"Cast {facts.spoken} in the collator, for example .float() for a float target.",
     )
 
 
@@ -66,8 +66,8 @@ def _device(facts: Facts) -> tuple[str, str] | None:
     if facts.kind != "batch.device":
         return None
     return (
-        f"{facts.fact.key} is on device {facts.fact.device}, and what consumes it is on another device. Its values were not read.",
-        f"Move the batch to the device of the module that consumes it: {facts.fact.key}.to(device).",
+        f"{facts.spoken} is on device {facts.fact.device}, and what consumes it is on another device. Its values were not read.",
+        f"Move the batch to the device of the module that consumes it: {facts.spoken}.to(device).",
     )
 
 
@@ -86,7 +86,7 @@ def _nothing_supervised(facts: Facts) -> tuple[str, str] | None:
     if facts.kind != "batch.empty" or facts.rule is None or facts.rule.kind != "some":
         return None
     return (
-        f"0 of {facts.tensor.numel()} positions of {facts.fact.key} are supervised: every label is {facts.rule.ignored}, so the mean loss is 0/0 = NaN. "
+        f"0 of {facts.tensor.numel()} positions of {facts.spoken} are supervised: every label is {facts.rule.ignored}, so the mean loss is 0/0 = NaN. "
         "Truncation usually removed every answer.",
         "Use a longer max_length, truncate the prompt instead of the answer, or skip such batches.",
     )
@@ -97,7 +97,7 @@ def _nothing_to_attend(facts: Facts) -> tuple[str, str] | None:
         return None
     row = list(facts.fact.element[:-1]) if facts.fact.element else ""
     return (
-        f"{facts.fact.key}{row} hides every position: the softmax runs over nothing but -inf and gives NaN.",
+        f"{facts.spoken}{row} hides every position: the softmax runs over nothing but -inf and gives NaN.",
         "Drop empty samples, or keep at least one position visible in the mask.",
     )
 
@@ -118,7 +118,7 @@ def _counts(facts: Facts) -> tuple[str, str] | None:
     found, needed = facts.fact.derived.value, facts.bound.high
     if facts.rule.kind == "sum":
         return (
-            f"The lengths in {facts.fact.key} add up to {found}, and there are {needed} rows to split: lengths and values come from different samples.",
+            f"The lengths in {facts.spoken} add up to {found}, and there are {needed} rows to split: lengths and values come from different samples.",
             "Rebuild the lengths from the values that are really in the batch (after truncation and filtering).",
         )
     return (

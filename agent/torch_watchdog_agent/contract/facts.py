@@ -16,6 +16,7 @@ from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.contract.findings import Past
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_proto.messages import BatchFact, BoundFact
+from torch_watchdog_proto.names import spoken
 
 __all__ = ["Facts", "needed_dtype", "range_words", "summary", "tokenizer_sizes", "usable_length"]
 
@@ -73,8 +74,12 @@ class Facts:
         return int(self.bound.high) + 1 if self.bound is not None and isinstance(self.bound.high, int) else 0
 
     @property
+    def spoken(self) -> str:
+        return spoken(self.fact.key)
+
+    @property
     def cell(self) -> str:
-        return self.fact.key + (str(list(self.fact.element)) if self.fact.element else "")
+        return self.spoken + (str(list(self.fact.element)) if self.fact.element else "")
 
     @property
     def needed(self) -> int:
@@ -123,11 +128,11 @@ def summary(facts: Facts) -> str:
     if facts.kind == "batch.not_finite":
         return f"{facts.cell} is {fact.value}{more}: not finite before the model has touched it"
     if facts.kind == "batch.dtype":
-        return f"{fact.key} has dtype {fact.dtype}; {where} needs {needed_dtype(facts)}"
+        return f"{facts.spoken} has dtype {fact.dtype}; {where} needs {needed_dtype(facts)}"
     if facts.kind == "batch.device":
-        return f"{fact.key} is on device {fact.device}; {where or 'the training'} had it on {_usual(facts)}"
+        return f"{facts.spoken} is on device {fact.device}; {where or 'the training'} had it on {_usual(facts)}"
     if facts.kind == "batch.size_outlier":
-        return f"{fact.key} {list(fact.shape)} has {facts.tensor.numel()} elements, the largest batch so far had {bound.high if bound else '?'}"
+        return f"{facts.spoken} {list(fact.shape)} has {facts.tensor.numel()} elements, the largest batch so far had {bound.high if bound else '?'}"
     if facts.kind == "batch.empty":
         return f"{facts.cell}: nothing is left for {where}"
     if fact.derived is not None and bound is not None:

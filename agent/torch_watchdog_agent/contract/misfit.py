@@ -21,6 +21,7 @@ from torch_watchdog_agent.contract.flatten import arrays_of
 from torch_watchdog_agent.contract.frames import is_users
 from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
+from torch_watchdog_proto.names import spoken
 
 __all__ = ["mask_unlike", "misfit"]
 
@@ -86,20 +87,20 @@ def _of_another_dtype(call: _Call, origin: Origin) -> Violation | None:
     wrong, output = _name(suspect.dtype), _name(given.dtype) if isinstance(given, torch.Tensor) else "another dtype"
     needed = _INDICES.get(call.op, output)
     return _violation(
-        "batch.dtype", key, origin, call, summary=f"{key} has dtype {wrong}; {call.op} needs {needed}",
-        cause=f"{key} came as {wrong}, and {call.op} takes {needed}. The values may be fine: only the dtype is wrong.",
-        fix=f"Cast {key} in the data set or the collator: {_cast(needed)}.",
+        "batch.dtype", key, origin, call, summary=f"{spoken(key)} has dtype {wrong}; {call.op} needs {needed}",
+        cause=f"{spoken(key)} came as {wrong}, and {call.op} takes {needed}. The values may be fine: only the dtype is wrong.",
+        fix=f"Cast {spoken(key)} in the data set or the collator: {_cast(needed)}.",
     )  # fmt: skip
 
 
 def _retyped(call: _Call, origin: Origin) -> Violation | None:
     """No frame holds the tensor any more, but one of the batch has another dtype than it always had."""
     for key, usual in (origin.retyped or {}).items():
-        wrong = _name(origin.leaves[key].dtype)
+        wrong, name = _name(origin.leaves[key].dtype), spoken(key)
         return _violation(
-            "batch.dtype", key, origin, call, summary=f"{key} has dtype {wrong}; it always was {usual}",
-            cause=f"{key} came as {wrong} and always was {usual} before, and the step fails about a dtype. The values may be fine: only the dtype is wrong.",
-            fix=f"Cast {key} in the data set or the collator: {_cast(usual)}.",
+            "batch.dtype", key, origin, call, summary=f"{name} has dtype {wrong}; it always was {usual}",
+            cause=f"{name} came as {wrong} and always was {usual} before, and the step fails about a dtype. The values may be fine: only the dtype is wrong.",
+            fix=f"Cast {name} in the data set or the collator: {_cast(usual)}.",
         )  # fmt: skip
     return None
 
@@ -111,10 +112,11 @@ def _unfit(call: _Call, origin: Origin) -> Violation | None:
         return None
     if unfit.usual is not None:
         return _of_another_length(call, unfit, unfit.usual, origin)
+    one, other = spoken(unfit.key), spoken(unfit.other)
     mine, theirs = tuple(origin.leaves[unfit.key].shape), tuple(origin.leaves[unfit.other].shape)
     return _violation(
-        "batch.shape", unfit.key, origin, call, summary=f"{unfit.key} {mine} does not fit {unfit.other} {theirs}",
-        cause=f"Dimension {unfit.dim} of {unfit.key} always was as long as dimension {unfit.other_dim} of {unfit.other}; now they are {mine} and {theirs}.",
+        "batch.shape", unfit.key, origin, call, summary=f"{one} {mine} does not fit {other} {theirs}",
+        cause=f"Dimension {unfit.dim} of {one} always was as long as dimension {unfit.other_dim} of {other}; now they are {mine} and {theirs}.",
         fix="Truncate, pad and filter all tensors of a sample together, in the data set or the collator.",
     )  # fmt: skip
 
@@ -122,9 +124,9 @@ def _unfit(call: _Call, origin: Origin) -> Violation | None:
 def _of_another_length(call: _Call, unfit: Unfit, usual: int, origin: Origin) -> Violation:
     taken = tuple(origin.leaves[unfit.key].shape)
     return _violation(
-        "batch.shape", unfit.key, origin, call, summary=f"{unfit.key} has shape {taken}; dimension {unfit.dim} of it always was {usual}",
-        cause=f"Dimension {unfit.dim} of {unfit.key} was {usual} in every batch before; now its shape is {taken}, and the step fails about a shape.",
-        fix=f"Give {unfit.key} {usual} there, as all other samples have (channels, features, fields), or leave the sample out.",
+        "batch.shape", unfit.key, origin, call, summary=f"{spoken(unfit.key)} has shape {taken}; dimension {unfit.dim} of it always was {usual}",
+        cause=f"Dimension {unfit.dim} of {spoken(unfit.key)} was {usual} in every batch before; now its shape is {taken}, and the step fails about a shape.",
+        fix=f"Give {spoken(unfit.key)} {usual} there, as all other samples have (channels, features, fields), or leave the sample out.",
     )  # fmt: skip
 
 
@@ -139,9 +141,9 @@ def _of_another_shape(call: _Call, origin: Origin) -> Violation | None:
     taken, output = tuple(target.shape), tuple(given.shape)
     wanted = (output[0], *output[2:]) if call.op in ("cross_entropy", "nll_loss") and len(output) > 1 else output
     return _violation(
-        "batch.shape", key, origin, call, summary=f"{key} has shape {taken}; {call.op} of an output {output} needs {wanted}",
-        cause=f"The model's output is {output}, for which {call.op} takes a target of shape {wanted}; {key} gives {taken}.",
-        fix=f"Give {key} that shape where it is made (a row that is missing, a dimension of 1 too many or too few), or reduce the output to it.",
+        "batch.shape", key, origin, call, summary=f"{spoken(key)} has shape {taken}; {call.op} of an output {output} needs {wanted}",
+        cause=f"The model's output is {output}, for which {call.op} takes a target of shape {wanted}; {spoken(key)} gives {taken}.",
+        fix=f"Give {spoken(key)} that shape where it is made (a row that is missing, a dimension of 1 too many or too few), or reduce the output to it.",
     )  # fmt: skip
 
 

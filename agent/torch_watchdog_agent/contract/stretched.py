@@ -15,6 +15,7 @@ import torch
 from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.tape import Tape
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
+from torch_watchdog_proto.names import spoken
 
 __all__ = ["stretched"]
 
@@ -33,7 +34,7 @@ def stretched(made: Any, place: Place, tape: Tape) -> Violation | None:
     return Violation(
         kind="batch.shape",
         severity="warning",
-        summary=f"{key} {taken} against an output {wanted}: {place.op} compares all rows with all others, as {all_pairs}",
+        summary=f"{spoken(key)} {taken} against an output {wanted}: {place.op} compares all rows with all others, as {all_pairs}",
         cause=f"Neither shape is the other's: torch stretches both and takes the mean of {made.numel()} differences in place of {output.numel()}. "
         "Nothing raises, and the model learns the mean of the targets.",
         fix="Give both the same shape: output.squeeze(-1), target.unsqueeze(-1) or target.view_as(output).",

@@ -8,6 +8,7 @@ from typing import Any
 from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import Recipe, Step
 from torch_watchdog_agent.contract.sizes import Size
+from torch_watchdog_proto.names import spoken
 
 __all__ = ["beside_the_point", "expression", "size_words"]
 
@@ -56,7 +57,7 @@ def expression(recipe: Recipe, output: int = 0) -> str:
 
 def _words(number: int, makers: Mapping[int, Step], names: Mapping[int, str], recipe: Recipe) -> str:
     if number in names:
-        return names[number]
+        return spoken(names[number])
     step = makers.get(number)
     if step is None:
         constant = recipe.constants.get(number)
@@ -114,11 +115,11 @@ def size_words(size: Size) -> str:
         case ("constant", value):
             return str(value)
         case ("size", key, dim, 0):
-            return f"{key}.shape[{dim}]"
+            return f"{spoken(key)}.shape[{dim}]"
         case ("size", key, dim, offset):
-            return f"{key}.shape[{dim}] {'+' if offset > 0 else '-'} {abs(offset)}"
+            return f"{spoken(key)}.shape[{dim}] {'+' if offset > 0 else '-'} {abs(offset)}"
         case ("times", key, dim, factor):
-            return f"{key}.shape[{dim}] * {factor}"
+            return f"{spoken(key)}.shape[{dim}] * {factor}"
         case _:
             return "n"
 

@@ -48,8 +48,8 @@ def _label_mask_in_inputs(facts: Facts) -> tuple[str, str] | None:
         if name != facts.fact.key and other.shape == facts.tensor.shape and torch.equal(other == -100, facts.bad_cells()):
             if other.untyped_storage().data_ptr() == facts.tensor.untyped_storage().data_ptr():
                 return (
-                    f"-100 is the label that a loss ignores. {facts.fact.key} and {name} share one storage: masking the labels overwrote the inputs.",
-                    f"Clone before masking: labels = {facts.fact.key}.clone().",
+                    f"-100 is the label that a loss ignores. {facts.spoken} and {name} share one storage: masking the labels overwrote the inputs.",
+                    f"Clone before masking: labels = {facts.spoken}.clone().",
                 )
             return (
                 f"-100 is the label that a loss ignores, and {name} holds it in the same cells: only labels may carry -100.",
@@ -88,7 +88,7 @@ def _segments(facts: Facts) -> tuple[str, str] | None:
     if not facts.fact.derived:
         return (
             f"The model has {facts.rows} segment{'' if facts.rows == 1 else 's'} (type_vocab_size={facts.rows}) "
-            f"and {facts.fact.key} names segment {facts.value}.",
+            f"and {facts.spoken} names segment {facts.value}.",
             "Drop token_type_ids, or send zeros.",
         )
     return None
@@ -248,7 +248,7 @@ def _cast_from_nan(facts: Facts) -> tuple[str, str] | None:
     value = facts.fact.derived.value if facts.fact.derived is not None else facts.value
     if value not in _NAN_AS_INTEGER:
         return None
-    source = f"{facts.cell} is {facts.value}" if facts.tensor.is_floating_point() else f"{facts.fact.key} was made from floats"
+    source = f"{facts.cell} is {facts.value}" if facts.tensor.is_floating_point() else f"{facts.spoken} was made from floats"
     return (
         f"{value} is what NaN, or a number too large, becomes when it is cast to an integer: {source}. "
         "A GPU makes 0 or garbage of it instead, and reports nothing.",
@@ -290,7 +290,7 @@ def _not_a_probability(facts: Facts) -> tuple[str, str] | None:
     if facts.op != "binary_cross_entropy":
         return None
     return (
-        f"The target of binary_cross_entropy is a probability, 0 to 1, and {facts.fact.key} holds {facts.value}.",
+        f"The target of binary_cross_entropy is a probability, 0 to 1, and {facts.spoken} holds {facts.value}.",
         "Scale it (a mask of 0 and 255: divide by 255), map the classes to 0 and 1, or use cross_entropy for class ids.",
     )
 
@@ -298,8 +298,8 @@ def _not_a_probability(facts: Facts) -> tuple[str, str] | None:
 def _plain(facts: Facts) -> tuple[str, str]:
     value = facts.fact.derived.value if facts.fact.derived is not None else facts.value
     return (
-        f"{facts.op} takes values {range_words(facts.bound) if facts.bound is not None else 'in a range'} and gets {value} from {facts.fact.key}.",
-        f"Correct {facts.fact.key} where it is made, or give {facts.module or facts.op} a larger table.",
+        f"{facts.op} takes values {range_words(facts.bound) if facts.bound is not None else 'in a range'} and gets {value} from {facts.spoken}.",
+        f"Correct {facts.spoken} where it is made, or give {facts.module or facts.op} a larger table.",
     )
 
 

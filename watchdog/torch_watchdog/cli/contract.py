@@ -17,6 +17,7 @@ from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import as_typed
 from torch_watchdog.report.bounds import must_be
+from torch_watchdog_proto.names import spoken
 
 __all__ = ["command"]
 
@@ -88,16 +89,16 @@ def _print(found: Mapping[str, Any], who: str) -> None:
 def _guarded(row: Row) -> tuple[object, ...]:
     acts = row.get("acts_alone")
     bad = "" if acts is None else "held" if acts else "held, unseen" if row.get("acts_unseen") else "confirmed"
-    return row.get("key") or "(a length)", _index(row), must_be(row), _consumer(row), _line(row), row.get("learned_from"), bad
+    return spoken(row.get("key") or "") or "(a length)", _index(row), must_be(row), _consumer(row), _line(row), row.get("learned_from"), bad
 
 
 def _opaque(row: Row) -> tuple[object, ...]:
-    return row.get("key") or "", _index(row), _consumer(row), _line(row), row.get("why")
+    return spoken(row.get("key") or ""), _index(row), _consumer(row), _line(row), row.get("why")
 
 
 def _index(row: Row) -> str:
     expression = row.get("expression") or ""
-    return "" if expression == row.get("key") else expression
+    return "" if expression == spoken(row.get("key") or "") else expression
 
 
 def _consumer(row: Row) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from torch_watchdog.rules.sign import About, Sign
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
+from torch_watchdog_proto.names import spoken
 from torch_watchdog_proto.stop.events import NO_CHECKPOINT, Closed
 from torch_watchdog_proto.stop.rescue import Ended
 
@@ -203,7 +204,7 @@ def summary_of(violation: Violation, place: Place) -> str:
 
 def _offender(batch: BatchFact) -> str:
     element = ",".join(map(str, batch.element or ()))
-    text = f"{batch.key}[{element}] is {number(batch.value)}"
+    text = f"{spoken(batch.key)}[{element}] is {number(batch.value)}"
     if batch.derived is not None:
         text += f", so {batch.derived.expression} is {number(batch.derived.value)}"
     return text

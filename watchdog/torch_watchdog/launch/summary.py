@@ -14,6 +14,7 @@ from typing import Any
 
 from torch_watchdog.job.incident import is_order, number
 from torch_watchdog.launch.plan import resume_command
+from torch_watchdog_proto.names import spoken
 
 __all__ = [
     "END_FIELDS",
@@ -226,7 +227,7 @@ def what_offends(incident: Incident) -> str:
     batch, bound = incident.get("batch") or {}, incident.get("bound") or {}
     element = batch.get("element")
     where = "" if element is None else "[" + ",".join(str(index) for index in element) + "]"
-    text = f"{batch.get('key', '')}{where}"
+    text = named = f"{spoken(batch.get('key') or '')}{where}"
     if batch.get("value") is not None:
         text += f" = {number(batch['value'])}"
     derived = batch.get("derived") or {}
@@ -235,7 +236,7 @@ def what_offends(incident: Incident) -> str:
     allowed = allowed_range(bound)
     if allowed:
         text += f", allowed {allowed}"
-    if text == batch.get("key"):  # a tensor as a whole: what is wrong with it is in the sentence behind `rank 1, step 5: `
+    if text == named and not where:  # a tensor as a whole: what is wrong with it is in the sentence behind `rank 1, step 5: `
         return what_happened(incident) or text
     more = (batch.get("count") or 1) - 1
     return f"{text}, and {count(more, 'element')} more" if more else text

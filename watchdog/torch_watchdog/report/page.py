@@ -24,6 +24,7 @@ from torch_watchdog.report.history import JobHistory
 from torch_watchdog.report.story import card_of, clock, next_steps, story
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
 from torch_watchdog_proto import __version__
+from torch_watchdog_proto.names import spoken
 
 __all__ = ["report_page", "timeline_page"]
 
@@ -112,7 +113,8 @@ def _charts(history: JobHistory, updates: svg.Updates) -> list[tuple[str, Markup
 
 def _bound(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        *(str(entry.get(name) or "") for name in ("key", "expression")),
+        spoken(str(entry.get("key") or "")),
+        "" if entry.get("expression") == spoken(str(entry.get("key") or "")) else str(entry.get("expression") or ""),
         must_be(entry),
         *(str(entry.get(name) or "") for name in ("op", "module", "source", "learned_from")),
     )

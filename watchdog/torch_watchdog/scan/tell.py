@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_watchdog.launch.summary import allowed_range
 from torch_watchdog.scan.results import Results
+from torch_watchdog_proto.names import spoken
 
 __all__ = ["COLUMNS", "headline", "plain_progress", "row"]
 
@@ -36,7 +37,7 @@ def row(entry: Mapping[str, Any]) -> Sequence[Any]:
     if "key" not in entry:
         return (_sample(entry), entry.get("rank"), entry.get("summary"), "", "")
     element = ",".join(map(str, entry.get("element") or ()))
-    what = f"{entry['key']}[{element}] = {entry['value']}" if entry.get("value") is not None else entry.get("summary")
+    what = f"{spoken(entry['key'])}[{element}] = {entry['value']}" if entry.get("value") is not None else entry.get("summary")
     bound: dict[str, Any] = {"low": entry.get("low"), "high": entry.get("high"), "ignored": []}
     where = " in ".join(str(entry[name]) for name in ("op", "module") if entry.get(name))
     return (_sample(entry), entry.get("rank"), what, allowed_range(bound) if entry.get("high") is not None else "", where)
