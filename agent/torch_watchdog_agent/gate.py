@@ -66,15 +66,19 @@ class Gate:
         """What to do with the update of `step`. Waits for a decision where one is under way, never past its deadline."""
         with self._lock:  # the usual case, with as little code as it takes
             decision = self._participant.at_gate(step, now=self._now())
-        if not isinstance(decision, Wait | Propose):
+        if not isinstance(decision, (Wait, Propose)):
             return decision
         later: Pass | Skip | Act = self._until_decided(lambda: self._participant.at_gate(step, now=self._now()))
         return later
 
     def boundary(self) -> Act | None:
         """The order to act on before the next batch is fetched. Waits where the others may stop at this very boundary."""
-        act: Act | None = self._until_decided(lambda: self._participant.at_boundary(now=self._now()))
-        return act
+        with self._lock:
+            decision = self._participant.at_boundary(now=self._now())
+        if not isinstance(decision, (Wait, Propose)):
+            return decision
+        later: Act | None = self._until_decided(lambda: self._participant.at_boundary(now=self._now()))
+        return later
 
     def hold(self, step: int, timeout_s: float) -> Released | GivenUp:
         """Waits for all ranks' promise to veto `step`."""

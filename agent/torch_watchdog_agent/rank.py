@@ -203,7 +203,10 @@ class Rank:
         if self._trains_in_eval or not self._gates_seen:
             return False
         models = self.subjects.models()
-        return bool(models) and not any(model.training for model in models)
+        for model in models:  # a plain loop: this runs in every step
+            if model.training:
+                return False
+        return bool(models)
 
     def handed(self, batch: object, checked: Checked | None, *, loader_ns: int, evaluation: bool) -> object:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""

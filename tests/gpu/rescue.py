@@ -155,7 +155,7 @@ def row(folder: Path, fault: str, model: str, optimizer: str, sync: bool, known:
     seen["said"] = [line[:300] for line in run.err.splitlines() if "[torch-watchdog]" in line][:40]
     seen |= {
         "kind": incident["kind"], "culprit": incident["origin"]["rank"], "culprit_right": incident["origin"]["rank"] == 1,
-        "step": incident["origin"]["step"], "step_right": incident["origin"]["step"] == AT,
+        "step": incident["step"], "step_right": incident["step"] == AT,
         "kind_right": incident["kind"] == KINDS.get(fault, "rank.assert"), "summary": incident["summary"][:300], "cause": incident["cause"][-300:],
         "seconds_to_free": action["seconds_to_stop"],
     }  # fmt: skip

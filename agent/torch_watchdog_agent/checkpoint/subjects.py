@@ -53,6 +53,8 @@ class Subjects:
     def schedulers(self) -> tuple[Any, ...]:
         """The outermost schedulers: one that a SequentialLR or ChainedScheduler drives is part of that one's state."""
         seen = tuple(self._schedulers)
+        if not seen:
+            return ()
         inner = {id(child) for scheduler in seen for child in inner_schedulers(scheduler)}
         return tuple(scheduler for scheduler in seen if id(scheduler) not in inner)
 
@@ -65,7 +67,7 @@ class Subjects:
         if generation != self.generation:
             refs = tuple(weakref.ref(model) for model in _covering_models(tuple(self._models), self.optimizers()))
             self._found = (self.generation, refs)
-        return tuple(model for ref in refs if (model := ref()) is not None)
+        return tuple([model for ref in refs if (model := ref()) is not None])
 
     def now(self) -> TrainingState:
         return TrainingState(models=self.models(), optimizers=self.optimizers(), schedulers=self.schedulers(), scalers=self.scalers())

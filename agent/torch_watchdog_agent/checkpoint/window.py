@@ -147,7 +147,8 @@ def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:
     Nothing else: a scaler's notes on the step that it is in the middle of must not come back, nor a function that was wrapped since. And what holds
     objects of the user's would keep them alive.
     """
-    return {key: _kept(value) for key, value in living.items() if key != "params" and _is_kept(value)}
+    plain = {key: value for key, value in living.items() if type(value) in _AS_IT_IS}
+    return plain | {key: _kept(value) for key, value in living.items() if key not in plain and key != "params" and _is_kept(value)}
 
 
 def _is_kept(value: Any) -> bool:

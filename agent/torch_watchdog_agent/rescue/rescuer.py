@@ -45,7 +45,8 @@ class Rescuer:
 
     def __init__(self, rank: Rank, *, leave: Callable[[], None]) -> None:
         self._rank, self._announce_leave = rank, leave
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken by itself where a step passes: less code than the condition's
+        self._changed = threading.Condition(self._lock)
         self._phase: Phase = "start"
         self._window = WholeWindow(lambda: sum(int(getattr(one, "last_epoch", 0)) for one in rank.subjects.schedulers()))
         self._free: Free | None = None
@@ -80,9 +81,10 @@ class Rescuer:
         """The update has been applied, or left out. `window_closed`: it was the first of its window."""
         if window_closed:
             self._gpu.after_update()
-        with self._changed:
+        with self._lock:
             self._phase = "after"
-            self._changed.notify_all()
+            if self._free is not None:
+                self._changed.notify_all()
 
     def at_failed_save(self) -> None:
         """A save of all ranks has come to nothing: where that was the end of another, this one is to be asked for its state, and not gone by then."""
@@ -95,7 +97,7 @@ class Rescuer:
             self._leave()
 
     def _come_to(self, phase: Phase) -> None:
-        with self._changed:
+        with self._lock:
             if self._free is None:
                 self._phase = phase
                 return
