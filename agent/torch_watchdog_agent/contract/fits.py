@@ -45,6 +45,7 @@ class Fits:
     _batches: int = 0
     _equal: set[_Pair] | None = None
     _fixed: dict[tuple[str, int], int] | None = None  # lengths that never were others
+    _keys: frozenset[str] | None = None  # tensors that were in all of them
     _taken: set[tuple[torch.Size, ...]] = field(default_factory=set)  # shapes of whole batches
 
     def unfit(self, leaves: Mapping[str, torch.Tensor]) -> Unfit | None:
@@ -74,9 +75,14 @@ class Fits:
         key, dim, other, other_dim = min(pairs, key=lambda pair: (pair[1] != pair[3], -alike[pair[2]], "ids" not in pair[2], pair))
         return Unfit(key=key, dim=dim, other=other, other_dim=other_dim)
 
+    def lacks(self, leaves: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+        """The tensors that every batch so far had and this one has not."""
+        return () if self._batches < FITTED_FOR_BATCHES else tuple(sorted((self._keys or frozenset()) - leaves.keys()))
+
     def took(self, leaves: Mapping[str, torch.Tensor]) -> None:
         """A batch went to the training: what is not equal in it need not be."""
         self._batches += 1
+        self._keys = frozenset(leaves) if self._keys is None else self._keys & leaves.keys()
         shapes = _shapes(leaves)
         if shapes in self._taken or len(self._taken) >= MAX_SHAPES:
             return

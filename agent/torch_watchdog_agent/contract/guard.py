@@ -243,7 +243,7 @@ class Guard:
             origin.past = {key: past for key in news if (past := self._seen.past_of(key)) is not None}
         oddities = self._seen.oddities(news, leaves, seen)
         origin.retyped = origin.retyped or {odd.key: odd.usual for odd in oddities if odd.kind == "batch.dtype"}
-        origin.unfit = origin.unfit or self._seen.fits.unfit(leaves)
+        origin.unfit, origin.lacks = origin.unfit or self._seen.fits.unfit(leaves), origin.lacks or self._seen.fits.lacks(leaves)
         legal = functools.cache(lambda: self._legal(structure_of(signature), leaves, oddities))
         violation, warnings = verdict(self._contract, findings, oddities, origin, legal) if findings or oddities else (None, ())
         untaught = self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED

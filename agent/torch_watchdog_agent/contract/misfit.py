@@ -26,6 +26,8 @@ from torch_watchdog_proto.names import spoken
 __all__ = ["mask_unlike", "misfit"]
 
 _FUNCTIONAL = f"torch{os.sep}nn{os.sep}functional.py"
+_OURS = (TypeError, AttributeError, ValueError, RuntimeError, IndexError, KeyError)
+_ABOUT_NOTHING = re.compile(r"NoneType|required (positional|keyword)")
 _INDICES = {"embedding": "int64 or int32", "embedding_bag": "int64 or int32", "cross_entropy": "int64", "nll_loss": "int64"}
 _ABOUT_DTYPE = re.compile(
     r"scalar types?|dtype|input type|can't be cast|only applicable to index tensor|tensors used as indices", re.IGNORECASE
@@ -49,11 +51,12 @@ class _Call:
 
 def misfit(error: BaseException, origin: Origin, batch: object) -> Violation | None:
     """What is wrong with the batch behind this exception, where that can be read off it. `batch`: as the loop got it."""
-    if not isinstance(error, (TypeError, AttributeError, ValueError, RuntimeError, IndexError)) or isinstance(
-        error, torch.OutOfMemoryError
-    ):
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, _OURS):
         return None
     call, text = _call_that_raised(error.__traceback__), str(error)
+    lacking = _lacking(call, error, origin)
+    if lacking is not None:
+        return lacking
     if "numpy.ndarray" in text:
         return _not_a_tensor(call, arrays_of(batch))
     about_dtype = _ABOUT_DTYPE.search(text) is not None
@@ -75,6 +78,20 @@ def _call_that_raised(traceback: TracebackType | None) -> _Call:
             source = f"{name}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return _Call("", {}, source) if call is None else call
+
+
+def _lacking(call: _Call, error: BaseException, origin: Origin) -> Violation | None:
+    """A tensor that every batch had and this one has not, where the step fails for want of it."""
+    text = str(error)
+    wanted = [key for key in origin.lacks if key.rpartition(".")[2] in text]
+    keys = wanted or (origin.lacks if _ABOUT_NOTHING.search(text) else ())
+    if not keys:
+        return None
+    return _violation(
+        "batch.shape", keys[0], origin, call, summary=f"{keys[0]} is not in this batch; every batch before had it",
+        cause=f"The data set or the collator left {', '.join(keys)} out (an optional field, another split, a filter), and the step needs it.",
+        fix="Let the collator return the same tensors for every batch, filled where a sample has none.",
+    )  # fmt: skip
 
 
 def _of_another_dtype(call: _Call, origin: Origin) -> Violation | None:

@@ -20,7 +20,7 @@ IGNORED = -100
 class Origin:
     """Where a batch came from: the sampler's indices, the worker, its tensors (`leaves`: what can be read of them; `own`: as the loop has them).
 
-    `past`: what was seen before of tensors that are not as they were. `retyped`, `unfit`: what is odd about it and may be harmless.
+    `past`: what was seen before of tensors that are not as they were. `retyped`, `unfit`, `lacks`: what is odd about it and may be harmless.
     """
 
     leaves: Mapping[str, torch.Tensor]
@@ -30,6 +30,7 @@ class Origin:
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     retyped: Mapping[str, str] | None = None  # and which dtype each of these tensors always had
     unfit: Unfit | None = None
+    lacks: Sequence[str] = ()
 
     def device(self, key: str) -> torch.device:
         """Where the loop has that tensor."""

@@ -64,7 +64,7 @@ class Loop:
             self.run(self.model, batch)
         except BadBatchError as error:
             seen.refused = error.violation
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if not go_on:
                 raise
             seen.raised, seen.diagnosed = error, self.guard.diagnose(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from guard_loop import Loop
 from torch import nn
@@ -102,6 +103,30 @@ def test_an_exception_about_a_shape_names_the_tensor_that_has_not_the_features_t
     found = loop.step({"x": torch.randn(4, 6)}).violation
     assert found is not None
     assert (found.kind, found.batch.key, found.summary) == ("batch.shape", "x", "x has shape (4, 6); dimension 1 of it always was 3")
+
+
+@pytest.mark.parametrize("how", ["by key", "by name", "by keyword"])
+def test_a_tensor_that_only_this_batch_lacks_is_named_where_the_step_fails_for_want_of_it(how: str) -> None:
+    def run(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+        if how == "by keyword":
+            step(model, batch)
+        else:
+            model(batch["x"], batch["y"] if how == "by key" else batch.get("y").clone(), batch["length"]).backward()
+
+    loop = Loop(Summed(), run)
+    for rows in (4, 5, 4, 6, 4, 3):
+        assert loop.step(clean(rows), go_on=False).violation is None
+    made = clean()
+    del made["y"]
+    found = loop.step(made).violation
+    assert found is not None
+    assert (found.kind, found.batch.key, found.summary) == ("batch.shape", "y", "y is not in this batch; every batch before had it")
+
+
+def test_a_tensor_that_is_only_sometimes_there_is_not_missed() -> None:
+    fits = learned(*FITTING, batch(ids=(2, 8), mask=(2, 8)))
+    assert fits.lacks(batch(ids=(2, 8), mask=(2, 8))) == ()
+    assert fits.lacks(batch(ids=(2, 8), labels=(2,))) == ("mask",)
 
 
 def test_an_exception_about_a_dtype_names_the_tensor_that_has_another_dtype_than_it_always_had() -> None:
