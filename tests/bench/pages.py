@@ -72,10 +72,16 @@ class MadeUp:
     def run_dir(self, name: str) -> Path:
         return Path("/r")
 
+    def is_live(self, name: str) -> bool:
+        return name == "big"
+
+    async def past_jobs(self) -> tuple[tuple[JobStatus, ...], int]:
+        return (), 0
+
     def incidents(self, name: str) -> tuple[Any, ...]:
         return ()
 
-    async def newest_blocks(self, name: str, rank: int) -> tuple[StepBlock, ...]:
+    async def newest_blocks(self, run_dir: Path, rank: int) -> tuple[StepBlock, ...]:
         return tuple(_block(rank, step) for step in range(0, HOUR_S, STEPS_A_REPORT))
 
     def train_for_an_hour(self) -> None:

@@ -17,6 +17,7 @@ from torch_watchdog_proto.loops import quiet_grpc_noise
 __all__ = ["NodeAgent"]
 
 _START_TIMEOUT_S = 20.0
+_SILENT_S = 2.0
 _CLOSE_TIMEOUT_S = 3.0
 
 
@@ -55,7 +56,7 @@ class NodeAgent:
             return JobOutcome(exit_code=None, lines=("the node agent had ended before the command did: what was found is not known here",))
         try:
             ending = asyncio.run_coroutine_threadsafe(work.end(exit_code, signal), loop)
-            return ending.result(timeout_s)
+            return self._waited_for(ending, timeout_s)
         except (TimeoutError, concurrent.futures.CancelledError):
             line = f"the daemon did not answer within {timeout_s:g} s: the last records are missing, and what it found is not known here"
             return work.last_words.outcome(exit_code, why=line)
@@ -63,6 +64,16 @@ class NodeAgent:
             return work.last_words.outcome(exit_code, why=f"the node agent failed ({error}): what the daemon found is not known here")
         finally:
             self._close(loop)
+
+    def _waited_for(self, ending: concurrent.futures.Future[JobOutcome], timeout_s: float) -> JobOutcome:
+        """Whoever looks at a terminal that does nothing is told why."""
+        if timeout_s <= _SILENT_S:
+            return ending.result(timeout_s)
+        try:
+            return ending.result(_SILENT_S)
+        except TimeoutError:
+            self._say(f"the command has ended; the daemon does not answer, and is waited for up to {timeout_s:g} s")
+            return ending.result(timeout_s - _SILENT_S)
 
     def _say(self, line: str) -> None:
         self._say_line(f"[torch-watchdog] {line}")

@@ -165,6 +165,20 @@ def test_a_scan_is_listed_as_one_with_the_exit_code_that_it_had(runs: Runs) -> N
     assert job["exit_code"] not in (0, None)
 
 
+def test_the_timeline_and_the_report_of_a_scan_say_what_it_found(runs: Runs) -> None:
+    root = runs.add_job("scan-1").root
+    state = {"rank": 0, "world_size": 1, "batches": 9, "samples": 36, "total_batches": 9, "unconfirmed": 0, "driving": True, "seconds": 1.0}
+    write_json(root / "scan" / "rank-0.json", state | {"finished": True})
+    said = "scan: 36 samples in 9 batches, 1 rank, 1.0 s, 36 samples/s: no sample would fail"
+    assert runs("timeline", "scan-1").stdout.startswith(said)
+    assert json.loads(runs("report", "scan-1", "--json").stdout)["story"][0].endswith(f"{said}.")
+
+
+def test_an_incident_that_is_named_without_its_job_is_told_how_it_is_named(runs: Runs) -> None:
+    done = runs("ack", "1")
+    assert done.returncode == 2 and "'1' is no JOB/ID" in done.stderr and "train/1" in done.stderr
+
+
 def test_no_job_is_no_error(runs: Runs) -> None:
     assert runs("jobs").returncode == 0
     assert json.loads(runs("jobs", "--json").stdout) == {"jobs": []}

@@ -74,6 +74,7 @@ def test_the_faulty_step_is_shown_though_it_never_ended() -> None:
 
 def test_two_attempts_of_one_rank_are_two_strips() -> None:
     lines = rendered([block(0, range(4)), block(0, range(2), attempt=1)])
+    assert "rank 0.1 is rank 0 in attempt 1 of the launcher, whose first is 0" in lines
     assert lines[2].startswith("rank 0.0 |....") and lines[3].startswith("rank 0.1 |..  ")
 
 

@@ -20,8 +20,12 @@ __all__ = ["command"]
 @look_options
 @click.pass_context
 def command(context: click.Context, /, incident: str, **_: object) -> None:
-    """Acknowledge the alert of an incident, as its message names it: JOB/ID. Whoever would be told next is not."""
-    job = incident.partition("/")[0]
+    """Say that an incident is yours. Its alert names it as JOB/ID, `watchdog incidents JOB` has the ids; whoever would be told next is not."""
+    job, _, number = incident.partition("/")
+    if not job or not number:
+        raise click.UsageError(
+            f"{incident!r} is no JOB/ID: the first incident of job train is train/1 (`watchdog incidents train` lists them)"
+        )
     known = settings(context)
     try:
         with client_of(daemon_of(known, job), os.environ) as client:

@@ -37,7 +37,13 @@ COLUMNS = {
 
 @click.command("contract", short_help="Show the bounds that batches are held to.")
 @click.argument("job", required=False)
-@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="R", help="The rank that learned it (default: 0).")
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="R",
+    help="Show what this rank has learned (default: 0; others learn the same).",
+)
 @look_options
 @json_option
 @click.pass_context

@@ -21,6 +21,8 @@ from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.steps import RankTrack, tracks
+from torch_watchdog.scan.results import is_scan, read_results
+from torch_watchdog.scan.tell import headline
 from torch_watchdog.store.read import holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
@@ -95,7 +97,8 @@ class DiskJob:
         reports = (
             (node, session, replace(report, blocks=tuple(holds_steps(report.blocks, rank)))) for node, session, report in read_reports(root)
         )
-        return history_of(self.name, self.record(), reports, incidents=self.incidents(), events=read_events(root))
+        history = history_of(self.name, self.record(), reports, incidents=self.incidents(), events=read_events(root))
+        return replace(history, scan=headline(read_results(root))) if is_scan(root) else history
 
     def folder(self) -> Path | None:
         return self.directory.root

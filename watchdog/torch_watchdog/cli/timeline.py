@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
-from torch_watchdog.cli.output import line_width, new_file, print_json, print_last_words, print_lines
+from torch_watchdog.cli.output import line_width, new_file, print_json, print_last_words, print_lines, print_text
 from torch_watchdog.cli.source import JobLook, find_job
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.errors import UnknownRankError
@@ -43,7 +43,8 @@ def command(
 
     \b
     JOB is a name, a run directory or the number of a Slurm job;
-    JOB@1 is its attempt 1. With two, show what differs between them.
+    JOB@1 is its attempt 1, the first restart of the launcher (the first start
+    is 0). With two, show what differs between them.
     """
     config = settings(context)
     look, history = _history(job, rank, config)
@@ -59,6 +60,8 @@ def command(
     elif as_json:
         print_json({"job": history.name, "ranks": [track_as_json(track) for track in history.tracks], "incidents": list(history.incidents)})
     else:
+        if history.scan:
+            print_text(f"{history.scan}. Its training steps, by which it learned:")
         print_lines(render_timeline(history.record, history.tracks, history.incidents, width=line_width()))
         print_last_words(look, told=("who", "what", "more"))
 

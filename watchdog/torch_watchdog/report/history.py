@@ -42,6 +42,7 @@ class JobHistory:
     events: Sequence[Mapping[str, Any]] = ()
     gpus: Mapping[str, GpuTrack] = field(default_factory=dict)
     node_of: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    scan: str = ""  # what came of it, where the launch only looked at its data
 
     @property
     def ranks(self) -> list[int]:

@@ -73,6 +73,8 @@ def clock(text: object) -> str:
 
 def _what_ran(history: JobHistory) -> str:
     record = history.record
+    if history.scan:
+        return _sentence(f"Job {history.name} looked at its data, and trained only to learn what they must keep to: {history.scan}")
     nodes = len(set(history.node_of.values()))
     where = f" of {count(nodes, 'node')}" if nodes > 1 else ""
     began = clock(record.get("started"))

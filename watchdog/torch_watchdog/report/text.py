@@ -39,7 +39,7 @@ def render_timeline(
         strips = _Strips(tracks, incidents, first=first, last=last, width=width)
         lines += strips.lines()
         lines += [[(line, "dim")] for line in strips.axis()]
-        lines += [[(line, "dim")] for line in (_legend(strips.marks), _phases(tracks)) if line]
+        lines += [[(line, "dim")] for line in (_legend(strips.marks), strips.attempts(), _phases(tracks)) if line]
     return lines + _findings(incidents)
 
 
@@ -110,6 +110,11 @@ class _Strips:
     def _drawn(self) -> int:
         """Few steps fill few cells; the axis needs some."""
         return max(_LEAST_CELLS, math.ceil((self._last - self._first + 1) / self._per_cell))
+
+    def attempts(self) -> str:
+        """How to read the names, where there are several."""
+        rank, newest = self._tracks[-1].rank, self._tracks[-1].attempt
+        return f"rank {rank}.{newest} is rank {rank} in attempt {newest} of the launcher, whose first is 0" if self._several else ""
 
     def axis(self) -> list[str]:
         """The steps of this launch, and the updates that the model had before them where those are other numbers."""
