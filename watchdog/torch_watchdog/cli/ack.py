@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.pass_context
 def command(context: click.Context, /, incident: str, **_: object) -> None:
     """Say that an incident is yours. Its alert names it as JOB/ID, `watchdog incidents JOB` has the ids; whoever would be told next is not."""
-    job, _, number = incident.partition("/")
+    job, number = incident.partition("/")[::2]
     if not job or not number:
         raise click.UsageError(
             f"{incident!r} is no JOB/ID: the first incident of job train is train/1 (`watchdog incidents train` lists them)"
