@@ -128,7 +128,7 @@ def test_a_launch_can_join_a_daemon_of_its_own(tmp_path: Path) -> None:
     assert found is not None
     address = found[1]
     ended = launch(tmp_path, [*WATCHDOG, "--daemon", address, "--job", "job", *TORCHRUN, SCRIPT])
-    assert ended.code == 0 and "2 ranks, 6 steps, nothing found" in ended.err
+    assert ended.code == 0 and "2 ranks, 6 steps (6 updates), nothing found" in ended.err
     jobs = ask(tmp_path, "jobs", "--daemon", address)["jobs"]
     assert [(job["job"], job["state"], job["exit_code"]) for job in jobs] == [("job", "ended", 0)]
     assert ask(tmp_path, "status", "--daemon", address)["exit_code"] == 0
@@ -172,7 +172,7 @@ def test_a_launch_with_a_wrong_token_trains_unwatched_and_says_why_once(served: 
 def test_the_token_is_in_no_record_of_a_launch(served: str, tmp_path: Path) -> None:
     token = token_for(served, os.environ)
     run = launch(tmp_path, [*WATCHDOG, "--daemon", served, "--job", "job", *TORCHRUN, SCRIPT])
-    assert "2 ranks, 6 steps, nothing found" in run.err and token and len(token) > 30
+    assert "2 ranks, 6 steps (6 updates), nothing found" in run.err and token and len(token) > 30
     texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert texts and all(token.encode() not in text for text in [*texts, run.out.encode(), run.err.encode()])
 

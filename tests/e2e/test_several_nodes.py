@@ -118,7 +118,7 @@ def test_both_machines_skip_the_same_step(two: list[Machine], tmp_path: Path, re
 def test_a_clean_run_says_one_line_at_each_end_and_equals_one_without_us(two: list[Machine], tmp_path: Path) -> None:
     runs = on_each(two, tmp_path, (), "--epochs", 1)
     assert [run.code for run in runs] == [0, 0]
-    assert "4 ranks, 8 steps, nothing found" in ours(runs[0])[-1] and "whole story is on node node0" in ours(runs[1])[-1]
+    assert "4 ranks, 8 steps (8 updates), nothing found" in ours(runs[0])[-1] and "whole story is on node node0" in ours(runs[1])[-1]
     plain = launch(tmp_path, torchrun(*script("train.py", *ROWS, "--epochs", 1), ranks=4))
     assert losses(*runs) == losses(plain)
 
