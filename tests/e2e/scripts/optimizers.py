@@ -1,7 +1,7 @@
 """A two-rank training with optimizers that are not one plain step at the end: `optimizers.py NAME --bad INDEX`. Prints a digest of its parameters at the end.
 
 `zero`: state spread over the ranks, and a step inside a step. `lbfgs`: a closure that runs several times. `in_backward`: each parameter is updated as soon as
-its gradient is there. With --never a step is left out by every rank.
+its gradient is there. `two`: two optimizers take turns with the same batch, as in a GAN. With --never a step is left out by every rank.
 """
 
 from __future__ import annotations
@@ -76,9 +76,22 @@ def in_backward(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None
     return lambda loss_of: loss_of().backward()
 
 
+def two(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
+    table, *head = model.parameters()
+    turns = (torch.optim.AdamW([table], lr=0.05), torch.optim.SGD(head, lr=0.1, momentum=0.9))
+
+    def step(loss_of: Callable[[], torch.Tensor]) -> None:
+        for optimizer in turns:
+            model.zero_grad()
+            loss_of().backward()
+            optimizer.step()
+
+    return step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["zero", "lbfgs", "in_backward"])
+    parser.add_argument("kind", choices=["zero", "lbfgs", "in_backward", "two"])
     parser.add_argument("--bad", type=int)
     parser.add_argument("--never", type=int)
     args = parser.parse_args()
@@ -88,7 +101,7 @@ def main() -> None:
     model: nn.Module = nn.Sequential(nn.Embedding(40, 4), nn.Flatten(), nn.Linear(24, 4))
     if args.kind != "in_backward":
         model = nn.parallel.DistributedDataParallel(model)
-    step = {"zero": zero, "lbfgs": lbfgs, "in_backward": in_backward}[args.kind](model)
+    step = {"zero": zero, "lbfgs": lbfgs, "in_backward": in_backward, "two": two}[args.kind](model)
     rows = Rows(args.bad)
     for number, (ids, labels) in enumerate(DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, shuffle=False))):
         if number != args.never:
