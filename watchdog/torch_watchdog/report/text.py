@@ -122,7 +122,8 @@ class _Strips:
         lines = [self._ends("step", self._first, self._last, f"({unit} a cell)")]
         beside = updates_beside(self._tracks, self._first, self._last)
         if beside is not None:
-            lines.append(self._ends("updates", *beside, "(before the step)"))
+            of = f", attempt {self._tracks[-1].attempt}" if self._several else ""
+            lines.append(self._ends("updates", *beside, f"(before the step{of})"))
         return lines
 
     def _ends(self, what: str, first: int, last: int, note: str) -> str:
