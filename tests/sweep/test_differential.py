@@ -22,6 +22,7 @@ def test_the_committed_table_is_the_one_of_the_committed_results_and_keeps_the_p
     assert total == differential.summary(document["results"])
     assert (differential.HERE / "DIFFERENTIAL.md").read_text() == differential.table(document)
     assert total["families"] >= 20
-    assert (total["alarms"], total["blamed"]) == (0, 0)
+    assert (total["alarms"], total["blamed"], total["differ"]) == (0, 0, 0)
+    assert len({one["commit"] for one in document["results"]}) == 1, "one state of the code"
     assert differential.caught_share(total) >= differential.MIN_CAUGHT
     assert min(one["clean"] for one in document["results"]) >= 200
