@@ -107,8 +107,11 @@ class OnGpu:
         return self.closed
 
     def answers(self, state: TrainingState) -> bool:
-        """Whether another thread of this process can still read the parameters."""
-        return self._gate is not None and self._gate.answers(state.optimizers[0].param_groups[0]["params"][0])
+        """Whether another thread of this process can still read the parameters. Of a sharded one its own shard: else the question were a collective."""
+        parameter = state.optimizers[0].param_groups[0]["params"][0] if state.optimizers else None
+        if self._gate is None or parameter is None:
+            return False
+        return self._gate.answers(parameter.to_local() if hasattr(parameter, "to_local") else parameter)
 
     def save(self, order: Rescue, *, within_s: float) -> Saved:
         """The state behind the closed gate, by plain copies to the host; buffers as they were copied when the step at hand began."""

@@ -67,3 +67,27 @@ def test_a_failure_on_a_device_is_laid_to_the_step_that_the_device_was_in(monkey
     assert gpu.step_of_failure() == 2  # counted from 0
     Gate.done = 77
     assert gpu.step_of_failure() is None
+
+
+class Sharded:
+    """A parameter of which this rank has a shard. Anything else that is asked of it is a collective."""
+
+    def to_local(self) -> torch.Tensor:
+        return torch.ones(3)
+
+
+def test_a_device_is_asked_for_a_shard_of_its_own_and_never_for_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_watchdog_agent.rescue import device
+
+    asked: list[torch.Tensor] = []
+    gate = SimpleNamespace(answers=lambda parameter: asked.append(parameter) is None, before_update=lambda number: None)
+    monkeypatch.setattr(device, "of_this_process", lambda parameter: gate)
+    optimizer = SimpleNamespace(param_groups=[{"params": [Sharded()]}])
+    here: Any = SimpleNamespace(config=SimpleNamespace(device_gate=True), loop=Loop())
+    gpu = OnGpu(here)
+    state: Any = SimpleNamespace(optimizers=[optimizer])
+    assert not gpu.answers(state)
+    gpu.before_update(optimizer, first=True)
+    assert gpu.answers(state)
+    assert torch.equal(asked[0], torch.ones(3))
+    assert not gpu.answers(SimpleNamespace(optimizers=[]))  # type: ignore[arg-type]
