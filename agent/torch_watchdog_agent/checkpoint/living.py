@@ -1,16 +1,28 @@
-"""Finds a framework's living objects among the interpreter's, at the moment of a save: no hook has to see them come and go."""
+"""Finds a framework's living objects among the interpreter's, at the moment of a save: no hook has to see them come and go.
+
+Owns that no other thread is disturbed. A tuple that one is just building must not be held, or its `tuple(...)` fails; so a list of all objects lives only
+within one call of C code, in which no other thread runs.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
+from itertools import chain, starmap
 from typing import Any
+
+__all__ = ["instances", "instances_of"]
 
 
 def instances(module: str, name: str) -> list[Any]:
     """All objects of class `name` of `module`, or of a subclass; none where the module was never imported."""
     kind = getattr(sys.modules.get(module), name, None)
-    if kind is None:
-        return []
+    return [] if kind is None else instances_of(kind)
+
+
+def instances_of(kind: type) -> list[Any]:
+    """All objects of this class or of a subclass, which must be written in Python: each of these objects refers to its class."""
+    classes = set(map(type, chain.from_iterable(starmap(gc.get_objects, ((),)))))
     # type(), not isinstance: lazy proxies answer isinstance by importing or computing what they stand for.
-    return [item for item in gc.get_objects() if issubclass(type(item), kind)]
+    wanted = {one for one in classes if issubclass(one, kind)}
+    return [item for item in gc.get_referrers(*wanted) if type(item) in wanted] if wanted else []

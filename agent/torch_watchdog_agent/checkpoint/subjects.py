@@ -6,11 +6,12 @@ no hook saw one. Knows nothing of files or ranks. State that the user's own code
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from torch_watchdog_agent.checkpoint.living import instances_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +160,7 @@ def _outermost_holders(wanted: set[int]) -> tuple[Any, ...]:
     """All modules of the interpreter from which a wanted parameter can be reached and which no other module contains."""
     from torch.nn import Module
 
-    # type(), not isinstance: lazy proxies answer isinstance by importing or computing what they stand for.
-    modules = [item for item in gc.get_objects() if issubclass(type(item), Module) and "_modules" in item.__dict__]
+    modules = [item for item in instances_of(Module) if "_modules" in item.__dict__]
     parents: dict[int, list[Any]] = {}
     for module in modules:
         for child in module._modules.values():
