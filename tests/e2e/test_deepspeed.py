@@ -47,3 +47,11 @@ def test_a_stopped_engine_is_saved_in_its_own_form_and_resumes_bit_identically(s
     restored = launch(tmp_path, [*watchdog("--job", "on", "--resume", str(checkpoint)), *torchrun(*script(*of_stage, "--restore"))], **CPU)
     assert restored.code == 0, restored.err
     assert digests(tmp_path) == digests(tmp_path / "reference")
+
+
+def test_under_stage_3_all_stop_and_nothing_is_called_a_checkpoint(tmp_path: Path) -> None:
+    stopped = launch(tmp_path, [*watchdog("--job", "bad"), *torchrun(*script("train_deepspeed.py", "--stage", 3, "--bad", BAD))], **CPU)
+    assert stopped.code == 65, stopped.err
+    (incident,) = stopped.incidents
+    assert incident["step"] == STEP and not (incident["action"]["checkpoint"] or {}).get("committed"), stopped.err
+    assert "stage 3" in stopped.err

@@ -15,6 +15,7 @@ from torch_watchdog_agent.checkpoint.foreign import Writer, standing_in
 from torch_watchdog_agent.checkpoint.living import instances
 
 FORMAT = "deepspeed"
+_SHARDED_PARAMETERS = 3  # the stage whose groups are narrowed further while it steps: seen with 0.19, loading raises
 
 
 def engines() -> list[Any]:
@@ -33,6 +34,8 @@ def writer(path: Path) -> Writer | None:
 
 
 def _save(engine: Any, folder: Path) -> None:
+    if engine.zero_optimization_stage() >= _SHARDED_PARAMETERS:
+        raise CheckpointError(f"DeepSpeed could not load what is saved here under ZeRO stage {_SHARDED_PARAMETERS}, so nothing is")
     with _all_groups(engine):
         if engine.save_checkpoint(str(folder)) is False:
             raise CheckpointError("DeepSpeed says that it could not write the checkpoint")

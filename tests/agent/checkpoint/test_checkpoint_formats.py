@@ -190,3 +190,18 @@ def test_restore_names_whose_code_takes_a_trainers_checkpoint(tmp_path: Path) ->
     trained(tmp_path, {2: lambda trainer: committed_here(Path("unused"), subjects_of(trainer.optimizer))}, save_strategy="no")
     with pytest.raises(RestoreError, match=r"transformers wrote it\. Give it to trainer\.train\(resume_from_checkpoint="):
         restore(model=Net(), path=tmp_path / "checkpoint-2")
+
+
+def test_an_engine_whose_checkpoint_could_not_be_loaded_again_writes_none(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from torch_watchdog_agent.checkpoint import by_deepspeed
+
+    written: list[str] = []
+    engine = SimpleNamespace(zero_optimization_stage=lambda: 3, save_checkpoint=written.append, optimizer=SimpleNamespace())
+    with pytest.raises(CheckpointError, match="stage 3"):
+        by_deepspeed._save(engine, tmp_path)
+    assert written == []
+    engine.zero_optimization_stage = lambda: 2
+    by_deepspeed._save(engine, tmp_path)
+    assert written == [str(tmp_path)]
