@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import Reader
 
 _MAX_BUFFER_BYTES = 64 << 20
-_MOMENTS_KEPT = 3  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
+_MOMENTS_KEPT = 16  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
 _AS_IT_IS = (int, float, bool, str, type(None))
 
 

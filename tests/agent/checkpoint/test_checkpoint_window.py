@@ -187,15 +187,15 @@ def scheduled() -> tuple[Subjects, torch.optim.lr_scheduler.LambdaLR]:
 def test_the_state_of_some_windows_ago_is_seen_and_then_the_present_one_again() -> None:
     subjects, scheduler = scheduled()
     window = WindowState(subjects, say=print)
-    for updates in range(5):
+    for updates in range(20):
         window.opened(updates=updates)
         scheduler.optimizer.step()
         scheduler.step()
-    assert [window.updates_at(back) for back in (1, 2, 3, 4)] == [4, 3, 2, None]
+    assert [window.updates_at(back) for back in (1, 2, 16, 17)] == [19, 18, 4, None]
     with window.rewound(2):
-        assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (3, 1 / 4)
+        assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (18, 1 / 19)
         assert window.is_rewound(2)
-    assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (5, 1 / 6)
+    assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (20, 1 / 21)
 
 
 def test_a_training_that_moves_on_while_its_state_is_saved_is_noticed() -> None:
