@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +44,17 @@ def test_who_trusts_the_authority_reaches_the_daemon_and_the_page(tmp_path: Path
         assert "max-age" in answer.headers["strict-transport-security"]
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{running.addresses[1]}healthz")
+
+
+def test_with_a_certificate_the_page_is_https_on_this_machine_too(tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    make_certificates(certs, [EVERYWHERE, "127.0.0.1"], days=10)
+    with daemon(tmp_path, certs, web="127.0.0.1:0") as running:
+        address = running.addresses[1]
+        trusting = ssl.create_default_context(cafile=str(certs / "ca.crt"))
+        assert address.startswith("https://127.0.0.1:") and httpx.get(f"{address}healthz", verify=trusting).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{address.replace('https', 'http')}healthz")
 
 
 @pytest.mark.parametrize("wrong", ["another authority", "expired", "another host"])
@@ -97,6 +110,21 @@ def test_an_authority_that_is_there_signs_the_next_certificate(tmp_path: Path) -
     before = (tmp_path / "ca.crt").read_bytes()
     made = make_certificates(tmp_path, ["b"], days=1)
     assert (tmp_path / "ca.crt").read_bytes() == before and [path.name for path in made] == ["daemon.key", "daemon.crt"]
+
+
+@pytest.mark.parametrize("kept", ["no key", "the key of an authority before"])
+def test_an_authority_whose_key_is_not_there_is_never_replaced(tmp_path: Path, kept: str) -> None:
+    make_certificates(tmp_path, ["a"], days=1)
+    (tmp_path / "ca.key").unlink()
+    if kept != "no key":
+        make_certificates(tmp_path / "before", ["a"], days=1)
+        (tmp_path / "ca.key").write_bytes((tmp_path / "before" / "ca.key").read_bytes())
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.*")}
+    command = [sys.executable, "-m", "torch_watchdog.cli", "certs", "--out", str(tmp_path), "b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ca.key" in done.stderr and "bring the authority's own key back" in done.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.*")} == before
 
 
 def test_a_daemon_whose_key_is_gone_says_so(tmp_path: Path) -> None:

@@ -17,19 +17,21 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from torch_watchdog.errors import OutputError
+from torch_watchdog.errors import ConfigError, OutputError
 
 __all__ = ["make_certificates"]
 
 _AUTHORITY_DAYS = 3650
 LONGEST_COMMON_NAME = 64  # callers look at the alternative names
+_FETCH = "bring the authority's own key back to there first (and away again afterwards), or pass another --out for a new authority"
 _BACKDATED = timedelta(hours=1)  # clocks of nodes differ
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], *, days: int) -> tuple[Path, ...]:
-    """Returns what was written. An authority that is there signs; nothing else is replaced but the daemon's pair. Raises OutputError."""
+    """Returns what was written. An authority that is there signs; nothing else is replaced but the daemon's pair. Raises OutputError, ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_kept_key(folder)
         made = [] if (folder / "ca.key").exists() else _make_authority(folder)
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signer = load_pem_private_key((folder / "ca.key").read_bytes(), None)
@@ -39,6 +41,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], *, days: int) -> tuple
         ) from error
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise OutputError(folder / "ca.key", "this is no key of ours", "Pass another --out, or sign with your own tools")
+    if signer.public_key() != authority.public_key():
+        raise ConfigError(str(folder / "ca.key"), f"is not the key of {folder / 'ca.crt'}: {_FETCH}")
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([_general(host) for host in hosts])
     built = (
@@ -48,6 +52,12 @@ def make_certificates(folder: Path, hosts: Sequence[str], *, days: int) -> tuple
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
     return (*made, *_write(folder, "daemon", key, built.sign(signer, SHA256())))
+
+
+def _check_kept_key(folder: Path) -> None:
+    """Another authority in place of the one that callers know would cut every one of them off."""
+    if (folder / "ca.crt").exists() and not (folder / "ca.key").exists():
+        raise ConfigError(str(folder / "ca.crt"), f"is there, but {folder / 'ca.key'}, which signs for it, is not: {_FETCH}")
 
 
 def _make_authority(folder: Path) -> list[Path]:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from terminal import Screen
 
 from torch_watchdog.cli.main import COMMANDS, watchdog
+from torch_watchdog.cli.options import given_words, launch_options
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_proto.messages import NodeReport, StepBlock
@@ -456,3 +458,20 @@ def test_a_run_out_of_a_store_is_read_by_every_command_though_its_launch_wrote_i
     said = [runs(command, "train-1", *other) for command in ("status", "incidents", "timeline", "report")]
     assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
     assert "ended" in said[0].stdout and "input_ids[2,7] is 70" in said[1].stdout and "rank 0" in said[2].stdout
+
+
+@pytest.mark.parametrize(("daemon", "kept"), [("auto", ()), ("daemon.example.org:9470", ("--job", "team-a-1"))])
+def test_the_line_that_resumes_keeps_the_name_at_a_central_daemon_whose_token_may_be_for_this_name_only(
+    daemon: str, kept: tuple[str, ...]
+) -> None:
+    said: list[tuple[str, ...]] = []
+
+    @click.command()
+    @launch_options
+    @click.pass_context
+    def launched(context: click.Context, /, **_: object) -> None:
+        said.append(given_words(context, daemon=daemon))
+
+    words = ["--job", "team-a-1", "--policy", "skip", "--resume", "runs/x/checkpoints/step-5"]
+    assert CliRunner().invoke(launched, words, catch_exceptions=False).exit_code == 0
+    assert said == [("--policy", "skip", *kept)]

@@ -144,7 +144,9 @@ def test_the_file_holds_no_token_and_is_for_its_owner_only(tokens: Tokens) -> No
     assert token not in tokens.file.read_text() and len(token) >= 43
     assert stat.S_IMODE(tokens.file.stat().st_mode) == 0o600
     listed = tokens("list")
-    assert "anna" in listed and "operator" in listed and token not in listed
+    assert "anna" in listed and "operator" in listed and token not in listed and "no end" not in listed
+    tokens("add", "team-a", "--role", "agent")
+    assert [line.split()[0] for line in tokens("list").splitlines() if line.endswith("no end")] == ["team-a"]
 
 
 def test_a_token_ends_at_its_time_and_a_broken_file_lets_nobody_in(tmp_path: Path) -> None:

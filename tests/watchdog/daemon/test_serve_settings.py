@@ -33,6 +33,24 @@ def test_the_example_that_we_ship_is_good_and_the_command_says_so() -> None:
     assert "0123456789" not in done.stdout + done.stderr
 
 
+def test_a_kind_that_no_alert_can_have_is_named_and_the_daemon_starts_all_the_same(tmp_path: Path) -> None:
+    text = """
+[receivers]
+a = 'pagerduty://secret'
+[[routes]]
+kinds = ['batch.*', 'btach.*', 'watchdog.job_silent', 'gpu.xid']
+to = ['a']
+[[silences]]
+kinds = ['rank.hangs']
+until = 2999-01-01T00:00:00Z
+"""
+    command = [sys.executable, "-m", "torch_watchdog.cli", "serve", "--settings", str(written(tmp_path, text)), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "good: 1 receivers" in done.stdout
+    said = [line.partition("serve.toml, ")[2].partition(" fits no kind")[0] for line in done.stderr.splitlines()]
+    assert said == ["routes 1, kinds: 'btach.*'", "silences 1, kinds: 'rank.hangs'"]
+
+
 WRONG = [
     ("keep = 90", "keep: must be a number and s, m, h or d"),
     ("keap = '90d'", "unknown setting 'keap'"),

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Action", "Alert", "Delivery", "Severity", "alert_name", "key_of", "lineage_of"]
+__all__ = ["Action", "Alert", "Delivery", "JOB_SILENT", "Severity", "alert_name", "key_of", "lineage_of"]
 
 Severity: TypeAlias = Literal["warning", "critical"]
 Action: TypeAlias = Literal["trigger", "acknowledge", "resolve"]
+JOB_SILENT = "watchdog.job_silent"  # the one kind that is no incident's
 _REQUEUED = re.compile(r"(.+)\.([1-9][0-9]*)")
 
 

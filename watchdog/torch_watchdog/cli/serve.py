@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torch_watchdog.cli.options import settings
-from torch_watchdog.daemon.settings import ServeSettings, load_settings
+from torch_watchdog.daemon.settings import ServeSettings, kinds_of_nothing, load_settings
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.say import say
 from torch_watchdog_proto.loops import quiet_grpc
@@ -74,6 +74,8 @@ DEFAULT_PORT = 9470
 def command(context: click.Context, /, port: int, host: str, settings_file: Path | None, check: bool, **given: Any) -> None:
     """Serve a daemon for many jobs until SIGTERM or Ctrl-C."""
     config, file = settings(context), load_settings(settings_file) if settings_file is not None else ServeSettings()
+    for line in kinds_of_nothing(file):
+        say(f"{settings_file}, {line}")
     if check:
         click.echo(f"{settings_file}: {_told(file)}")
         return

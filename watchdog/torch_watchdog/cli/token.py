@@ -105,4 +105,4 @@ def _of(name: str, entries: Sequence[TokenEntry], path: Path) -> list[TokenEntry
 
 
 def _until(until_s: float | None) -> str:
-    return "removed" if until_s is None else datetime.fromtimestamp(until_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "no end" if until_s is None else datetime.fromtimestamp(until_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

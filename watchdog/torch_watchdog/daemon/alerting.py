@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog.alerts.alert import Alert, lineage_of
+from torch_watchdog.alerts.alert import JOB_SILENT, Alert, lineage_of
 from torch_watchdog.alerts.desk import AlertDesk, JobFacts
 from torch_watchdog.alerts.receivers import receiver_of
 from torch_watchdog.alerts.routes import Match, Silence
@@ -154,7 +154,7 @@ class Alerting:
         named = ", ".join(silent[:_MAX_NAMED_NODES]) + (
             f" and {len(silent) - _MAX_NAMED_NODES} more" if len(silent) > _MAX_NAMED_NODES else ""
         )
-        kind, page = "watchdog.job_silent", self._page(live.job.name, "").removesuffix("/incidents/") if self.page_url else None  # type: ignore[union-attr]
+        kind, page = JOB_SILENT, self._page(live.job.name, "").removesuffix("/incidents/") if self.page_url else None  # type: ignore[union-attr]
         lines = (
             f"no word from {named} for {self._config.silent_s:.0f} s, and no goodbye",
             "done: nothing: ranks train on without the daemon, if they are there",

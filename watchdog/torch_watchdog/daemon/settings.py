@@ -11,16 +11,19 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from torch_watchdog.alerts.alert import JOB_SILENT
 from torch_watchdog.alerts.receivers import receiver_of
 from torch_watchdog.alerts.routes import Match, Route, Silence
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.errors import ConfigError
+from torch_watchdog.store.shapes import incident_schema
 
-__all__ = ["ServeSettings", "duration_s", "load_settings"]
+__all__ = ["ServeSettings", "duration_s", "kinds_of_nothing", "load_settings"]
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SEVERITIES = ("warning", "critical")
@@ -68,6 +71,19 @@ def load_settings(path: Path) -> ServeSettings:
     quotas.nothing_else()
     table.nothing_else()
     return found
+
+
+def kinds_of_nothing(settings: ServeSettings) -> tuple[str, ...]:
+    """A sentence for each pattern of a kind that no alert can ever fit: a typing error, or a kind of a newer version."""
+    known = (*incident_schema()["properties"]["kind"]["enum"], JOB_SILENT)
+    routes = [(f"routes {number}", one.match) for number, one in enumerate(settings.alerts.routes if settings.alerts else (), 1)]
+    silences = [(f"silences {number}", one.match) for number, one in enumerate(settings.silences, 1)]
+    return tuple(
+        f"{where}, kinds: {pattern!r} fits no kind that this version knows, as {known[0]} or rank.*"
+        for where, match in (*routes, *silences)
+        for pattern in match.kinds
+        if not any(fnmatchcase(kind, pattern) for kind in known)
+    )
 
 
 class _Table:

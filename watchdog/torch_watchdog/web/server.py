@@ -25,6 +25,7 @@ __all__ = ["serving_web"]
 _MAX_CONNECTIONS = 256
 _MAX_HEAD_BYTES = 16 << 10
 _KEEP_ALIVE_S = 30
+_BACKLOG = 128
 _STOP_S = 1
 _LOOK_FOR_RENEWAL_S = 5.0
 
@@ -65,7 +66,7 @@ def _config(app: Any, request_s: float, renewal: Renewal | None) -> uvicorn.Conf
     return uvicorn.Config(
         app, http=protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False, server_header=False,
         date_header=True, limit_concurrency=_MAX_CONNECTIONS, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_STOP_S,
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES, proxy_headers=False, backlog=128, **_tls(renewal),
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES, proxy_headers=False, backlog=_BACKLOG, **_tls(renewal),
     )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def _listen(address: str, *, is_safe: bool) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
+        listener.listen(_BACKLOG)  # before its URL is told: who calls at once waits, where it was refused
         listener.setblocking(False)
     except (OSError, OverflowError) as error:
         listener.close()

@@ -1,0 +1,40 @@
+"""deploy/README.md as an operator types it: what one line makes must be good for the next."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from services import needs, program
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+
+def test_the_launch_that_is_shown_is_for_a_job_that_the_tokens_fit() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    patterns = re.findall(r"token add \S+ --role (agent|viewer) --job '(\S+)'", text)
+    (job,) = re.findall(r"watchdog --daemon \S+ --job (\S+) torchrun", text)
+    assert sorted(role for role, _ in patterns) == ["agent", "viewer"] and all(fnmatchcase(job, pattern) for _, pattern in patterns)
+
+
+@needs("promtool")
+@pytest.mark.parametrize("tls", [False, True])
+def test_prometheus_takes_its_file_as_it_is_and_with_the_lines_for_tls(tmp_path: Path, tls: bool) -> None:
+    text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+    for line in ("scheme: https", "tls_config: {ca_file"):
+        assert f"    # {line}" in text
+        text = text.replace(f"    # {line}", f"    {line}") if tls else text
+    for name in ("token", "certs/ca.crt"):
+        file = tmp_path / Path(name).name
+        file.touch()
+        text = text.replace(f"/etc/torch-watchdog/{name}", str(file))
+    shutil.copy(DEPLOY / "prometheus" / "torch-watchdog.rules.yml", tmp_path)
+    (tmp_path / "prometheus.yml").write_text(text)
+    done = subprocess.run(
+        [program("promtool") or "", "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
