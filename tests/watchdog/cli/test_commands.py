@@ -450,6 +450,16 @@ def test_a_run_out_of_a_store_is_read_by_every_command_though_its_launch_wrote_i
     runs: Runs, ended_job: RunDirectory
 ) -> None:
     ended_job.job_file.unlink()
+    left = {
+        "time": "2026-11-28T10:00:09.000+00:00",
+        "order": 99,
+        "attempt": 0,
+        "kind": "node.left",
+        "text": "the command on n ended",
+        "exit_code": 65,
+    }
+    with ended_job.events_file.open("a") as events:
+        events.write(json.dumps(left) + "\n")
     store = f"sqlite:///{runs.folder / 'store.sqlite'}"
     assert runs("store", "import", TORCH_WATCHDOG_STORE=store).returncode == 0
     other = ("--dir", "other")
@@ -457,7 +467,8 @@ def test_a_run_out_of_a_store_is_read_by_every_command_though_its_launch_wrote_i
     assert "train-1" in runs("jobs", *other).stdout
     said = [runs(command, "train-1", *other) for command in ("status", "incidents", "timeline", "report")]
     assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
-    assert "ended" in said[0].stdout and "input_ids[2,7] is 70" in said[1].stdout and "rank 0" in said[2].stdout
+    assert "ended, exit code 65" in said[0].stdout and "exit code 65 (as its daemon was told)" in said[2].stdout
+    assert "input_ids[2,7] is 70" in said[1].stdout and "rank 0" in said[2].stdout
 
 
 @pytest.mark.parametrize(("daemon", "kept"), [("auto", ()), ("daemon.example.org:9470", ("--job", "team-a-1"))])

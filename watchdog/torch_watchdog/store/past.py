@@ -20,7 +20,7 @@ from torch_watchdog.store.read import read_events, read_incidents, read_job, rea
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
-__all__ = ["MAX_JOBS", "PastJob", "past_job", "past_jobs"]
+__all__ = ["MAX_JOBS", "PastJob", "exit_code_of", "past_job", "past_jobs"]
 
 MAX_JOBS = 200
 _AT_REST_S = 120.0  # a job without an end whose record has grown since may belong to another daemon
@@ -89,27 +89,31 @@ def _ended(root: Path, now_s: float) -> PastJob | None:
     except OSError:
         return None
     events = read_events(root) if size <= _MAX_EVENTS_BYTES else ()
-    left = [event for event in events if event.get("kind") == "node.left"]
+    left = any(event.get("kind") == "node.left" for event in events)
     if not record.get("ended") and not left and now_s - changed_s < _AT_REST_S:
         return None
     incidents = read_incidents(root)
-    return PastJob(run_dir=root, record=record, incidents=incidents, status=_status(root, record, events, left, incidents))
+    return PastJob(run_dir=root, record=record, incidents=incidents, status=_status(root, record, events, incidents))
 
 
 def _status(
-    root: Path, record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]],
-    incidents: Sequence[Mapping[str, Any]],
-) -> JobStatus:  # fmt: skip
-    ours = [code for one in incidents if (code := (one.get("action") or {}).get("exit_code")) is not None]
-    codes = [record.get("exit_code"), *ours, *(event.get("exit_code") for event in left)]
+    root: Path, record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]]
+) -> JobStatus:
     ranks = {event.get("rank") for event in events if event.get("kind") == "rank.connected"}
     return JobStatus(
         job=root.name, state="ended", policy=record.get("policy") or "stop", run_dir=str(root),
         attempt=max((int(event.get("attempt") or 0) for event in events), default=0), world_size=record.get("world_size") or len(ranks),
         started_s=_epoch_s(record.get("started") or next((event.get("time") for event in events), None)),
         nodes=tuple(sorted({str(event["node"]) for event in events if event.get("kind") == "node.joined" and event.get("node")})),
-        incidents=sum(not is_order(found) for found in incidents), exit_code=next((code for code in codes if isinstance(code, int)), None),
+        incidents=sum(not is_order(found) for found in incidents), exit_code=exit_code_of(record, events, incidents),
     )  # fmt: skip
+
+
+def exit_code_of(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]]) -> int | None:
+    """The launch's own word for it, else that of a stop of ours, else the first node's; None where nobody has told."""
+    ours = [(one.get("action") or {}).get("exit_code") for one in incidents]
+    nodes = [event.get("exit_code") for event in events if event.get("kind") == "node.left"]
+    return next((code for code in (record.get("exit_code"), *ours, *nodes) if isinstance(code, int)), None)
 
 
 def _ranks(root: Path, node: str) -> tuple[RankStatus, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch_watchdog.store.database import Database
 from torch_watchdog.store.job_files import JobFiles
+from torch_watchdog.store.past import exit_code_of
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog.store.record import REPLACED, Record, event_record, json_record, report_record, stacks_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
@@ -65,6 +66,9 @@ def write_job_if_missing(run_dir: Path) -> None:
         ranks.update(block.rank for block in report.blocks)
     began, ended = (_utc(time_ns) for time_ns in (min(times_ns), max(times_ns))) if times_ns else (None, None)
     job = {"schema_version": NEWEST_JOB_VERSION, "job": run_dir.name, "session": session, "started": began, "ended": ended}
+    code = exit_code_of(job, read_events(run_dir), read_incidents(run_dir))
+    if code is not None:
+        job |= {"exit_code": code, "exit_reason": "as its daemon was told"}
     write_json(directory.job_file, job | {"ranks_reported": len(ranks)})
 
 
