@@ -21,6 +21,7 @@ from torch_watchdog.alerts.routes import Match, Silence
 from torch_watchdog.alerts.sender import AlertSender
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.daemon.live_job import LiveJob
+from torch_watchdog.errors import JobElsewhereError, StoreError
 from torch_watchdog.store.alerts import all_saved_alerts, saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.record import json_record
@@ -60,7 +61,7 @@ class Alerting:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Sends while the body runs; its last words are sent within a bounded time."""
-        self.desk.restore(await asyncio.to_thread(all_saved_alerts, self._runs_dir) if self._config.restores_all else ())
+        self.desk.restore(await asyncio.to_thread(all_saved_alerts, self._runs_dir, take=self._takes) if self._config.restores_all else ())
         task = asyncio.create_task(self.sender.run())
         try:
             yield
@@ -69,6 +70,17 @@ class Alerting:
             await asyncio.wait((task,))
             await self.sender.finish(_LAST_WORDS_S, last_words=self._config.last_words)
             self._keep_changed()
+
+    def _takes(self, job: str) -> bool:
+        """Whether an alert that an earlier daemon left in this folder is told from here. Another daemon may tell of it by now."""
+        try:
+            if self._store is not None:
+                self._store.open_run(job)
+        except JobElsewhereError:
+            return False
+        except (StoreError, OSError):
+            pass  # told twice is better than not at all, and under the same key
+        return True
 
     # What happens to jobs
 

@@ -6,7 +6,7 @@ Owns where they lie. What cannot be read is left out: the worst that follows is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ def saved_alerts(runs_dir: Path, job: str) -> list[Mapping[str, Any]]:
     return [entry for name in sorted(names) for entry in _read(RunDirectory(runs_dir / name).alerts_file)]
 
 
-def all_saved_alerts(runs_dir: Path) -> list[Mapping[str, Any]]:
-    return [entry for path in sorted(runs_dir.glob("*/alerts.json")) for entry in _read(path)]
+def all_saved_alerts(runs_dir: Path, *, take: Callable[[str], bool]) -> list[Mapping[str, Any]]:
+    """Of every run that has any. `take`: whether a run is this daemon's to tell of; it may bring newer words of it first."""
+    with_any = [path for path in sorted(runs_dir.glob("*/alerts.json")) if _read(path)]
+    return [entry for path in with_any if take(path.parent.name) for entry in _read(path)]
 
 
 def _read(path: Path) -> list[Mapping[str, Any]]:
