@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from torch_watchdog.alerts.alertmanager import posted
 from torch_watchdog.alerts.pagerduty import event
 from torch_watchdog.alerts.receivers import check_url, receiver_of
 from torch_watchdog.alerts.text import lines_of, ranks_in_words, title_of
+from torch_watchdog.daemon.alerting import Alerting
+from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.job import incident as build
+from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog_proto import messages as m
 
 WORLD = 16_384
@@ -53,6 +57,37 @@ def test_the_first_screen_of_a_phone_says_job_what_who_and_what_was_done() -> No
         "page: https://w/jobs/nightly-7b/incidents/3",
         "help: https://w/runbooks/x",
     )
+
+
+def test_what_to_type_names_the_central_daemon_that_is_asked() -> None:
+    lines = lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, daemon="watchdog.example.org:9470")
+    assert lines[-2:] == (
+        "look: watchdog incidents nightly-7b --daemon watchdog.example.org:9470",
+        "mine: watchdog ack nightly-7b/3 --daemon watchdog.example.org:9470",
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_central", "addresses", "told"),
+    [
+        (True, ["unix:/run/daemon.sock", "127.0.0.1:9470", "watchdog.example.org:9470"], "watchdog.example.org:9470"),
+        (True, ["0.0.0.0:9470"], None),
+        (True, ["[::]:9470"], None),
+        (True, ["[2001:db8::1]:9470"], "[2001:db8::1]:9470"),
+        (False, ["watchdog.example.org:9470"], None),
+    ],
+)
+def test_a_daemon_tells_its_address_where_others_can_call_it(
+    tmp_path: Path, is_central: bool, addresses: list[str], told: str | None
+) -> None:
+    writer = BackgroundWriter(max_pending=1, say=print)
+    try:
+        config = AlertsConfig.to_all(("pagerduty://KEY",), restores_all=is_central)
+        alerting = Alerting(config, tmp_path, writer=writer, clock=float, say=print)
+        alerting.is_at(addresses)
+        assert alerting.address == told
+    finally:
+        writer.close(1)
 
 
 def test_words_stay_short_whatever_is_in_the_incident() -> None:

@@ -52,8 +52,11 @@ def what(kind: str) -> str:
     return _WHAT.get(kind) or _WHAT.get(kind.partition(".")[0]) or kind
 
 
-def lines_of(incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None) -> tuple[str, ...]:
-    """What, where, what was done, what to type; the links last."""
+def lines_of(
+    incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, daemon: str | None = None
+) -> tuple[str, ...]:
+    """What, where, what was done, what to type, of which `daemon` where it has an address for others; the links last."""
+    asked = f" --daemon {daemon}" if daemon else ""
     name = shlex.quote(f"{incident['job']}/{incident['id']}")
     reached = ranks_in_words(incident.get("ranks_affected") or (), world_size)
     found = [
@@ -61,8 +64,8 @@ def lines_of(incident: Mapping[str, Any], *, world_size: int, page: str | None, 
         f"on {incident['origin'].get('node')}" + (f", reached {reached}" if reached else "") if incident["origin"].get("node") else "",
         f"done: {done(incident)}",
         f"fix: {incident['fix']}",
-        f"look: watchdog incidents {shlex.quote(str(incident['job']))}",
-        f"mine: watchdog ack {name}",
+        f"look: watchdog incidents {shlex.quote(str(incident['job']))}{asked}",
+        f"mine: watchdog ack {name}{asked}",
     ]
     links = [f"page: {page}" if page else "", f"help: {runbook}" if runbook else ""]
     return tuple(_cut(line, _LINE_CHARS) for line in (*found, *links) if line)

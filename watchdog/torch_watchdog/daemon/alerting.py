@@ -26,6 +26,7 @@ from torch_watchdog.store.alerts import all_saved_alerts, saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.record import json_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog_proto.address import is_loopback, split
 
 if TYPE_CHECKING:
     from torch_watchdog.store.fleet import FleetStore
@@ -53,10 +54,16 @@ class Alerting:
         receivers = [receiver_of(name, url, resend_s=config.resend_s) for name, url in config.receivers.items()]
         self._config, self._runs_dir, self._writer, self._clock, self._store = config, runs_dir, writer, clock, store
         self.page_url: str | None = config.public_url
+        self.address: str | None = None
         self.desk = AlertDesk(config.routes, {receiver.name: receiver.rules for receiver in receivers})
         for silence in config.silences:
             self.desk.silence(silence, clock())
         self.sender = AlertSender(self.desk, receivers, clock=clock, say=say, keep=self._keep_changed)
+
+    def is_at(self, addresses: Sequence[str]) -> None:
+        """What a person is to type says this daemon's address, where it is one of its own that other machines know."""
+        if self._config.restores_all:
+            self.address = next((address for address in addresses if _is_for_others(address)), None)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -151,7 +158,7 @@ class Alerting:
         status = live.job.status()
         return JobFacts(
             job=status.job, training_job=self._training_job(live), attempt=status.attempt, world_size=status.world_size,
-            ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook,
+            ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook, daemon=self.address,
         )  # fmt: skip
 
     def _page(self, job: str, incident: str) -> str | None:
@@ -170,7 +177,7 @@ class Alerting:
         lines = (
             f"no word from {named} for {self._config.silent_s:.0f} s, and no goodbye",
             "done: nothing: ranks train on without the daemon, if they are there",
-            f"look: watchdog status {live.job.name}, then the scheduler: is the job there, are the nodes?",
+            f"look: watchdog status {live.job.name}{f' --daemon {self.address}' if self.address else ''}, then the scheduler: is the job there, are the nodes?",
         )
         runbook = self._runbook(kind)
         return Alert(
@@ -196,4 +203,9 @@ class Alerting:
 
 
 def _silence_key(training_job: str) -> str:
-    return hashlib.sha256(f"{training_job}\0watchdog.job_silent".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{training_job}\0{JOB_SILENT}".encode()).hexdigest()[:16]
+
+
+def _is_for_others(address: str) -> bool:
+    host, port = split(address)
+    return bool(port) and not is_loopback(host) and host not in ("0.0.0.0", "::")  # noqa: S104 - every address is none to call

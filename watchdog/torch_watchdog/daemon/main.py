@@ -60,6 +60,8 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
                 _web(config, view, grants, renewal, say) as pages,
                 keeping(config, ingest, alerting, store, problem=view.ready, say=say),
             ):
+                if alerting is not None:
+                    alerting.is_at(addresses)
                 listening((*addresses, *pages))
                 await _keep_time(ingest, wake, clock, alerting)
 
