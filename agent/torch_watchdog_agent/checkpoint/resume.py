@@ -18,6 +18,7 @@ from torch_watchdog_agent.checkpoint.guard import marked_busy, quietly
 from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
+from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer
 from torch_watchdog_agent.config import AgentConfig
 
@@ -106,7 +107,8 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
     if loader is not None:
         from torch_watchdog_agent.hooks.loader import resume_at
 
-        resume_at(loader, mine.position)
+        # What the loader draws as it begins is the saver's, so that it makes the saver's order; after that a rank without a part draws its own.
+        resume_at(loader, mine.position if is_own else replace(mine.position, rng=RngState.capture()))
     if is_own:
         mine.rng.restore()
     else:

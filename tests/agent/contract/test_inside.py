@@ -201,5 +201,6 @@ def test_where_the_forward_cannot_be_made_again_a_watch_of_all_modules_that_was_
         found = guard.not_finite_inside()
     finally:
         guard._watch.close()
+        guard._tracer.abandon()
     assert found is not None and found.bound is not None and found.batch.sample is not None
     assert (found.kind, found.bound.module, found.batch.sample.dataset_index) == ("activation.not_finite", "head", 10)
