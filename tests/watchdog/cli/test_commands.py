@@ -176,6 +176,34 @@ def test_the_timeline_and_the_report_of_a_scan_say_what_it_found(runs: Runs) -> 
     assert json.loads(runs("report", "scan-1", "--json").stdout)["story"][0].endswith(f"{said}.")
 
 
+def test_every_view_of_a_scan_with_a_bad_sample_says_the_same(runs: Runs) -> None:
+    root = runs.add_job("scan-1").root
+    state = {"rank": 0, "world_size": 1, "batches": 9, "samples": 36, "total_batches": 9, "unconfirmed": 0, "driving": True, "seconds": 1.0}
+    write_json(root / "scan" / "rank-0.json", state | {"finished": True})
+    bad = {
+        "rank": 0,
+        "batch": 3,
+        "dataset_index": 17,
+        "key": "labels",
+        "element": [2],
+        "value": 9,
+        "low": 0,
+        "high": 3,
+        "op": "cross_entropy",
+    }
+    (root / "scan" / "rank-0.jsonl").write_text(json.dumps(bad) + "\n")
+    (listed,) = json.loads(runs("jobs", "--json").stdout)["jobs"]
+    status = json.loads(runs("status", "scan-1", "--json").stdout)
+    for seen in (listed, status):
+        assert (seen["policy"], seen["incidents"], seen["exit_code"]) == ("scan", 1, 65)
+    for command in ("status", "timeline"):
+        said = runs(command, "scan-1").stdout
+        assert "exit code 65" in said and "1 sample would fail" in said and "nothing found" not in said, said
+    assert "labels[2] = 9" in (said := runs("incidents", "scan-1").stdout) and "no incident" not in said
+    told = runs("report", "scan-1", "--markdown").stdout
+    assert "It ended with exit code 65." in told and "Nothing was found" not in told and "1 sample would fail" in told
+
+
 def test_an_incident_that_is_named_without_its_job_is_told_how_it_is_named(runs: Runs) -> None:
     done = runs("ack", "1")
     assert done.returncode == 2 and "'1' is no JOB/ID" in done.stderr and "train/1" in done.stderr

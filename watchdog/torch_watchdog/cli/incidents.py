@@ -10,6 +10,8 @@ import click
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json, print_last_words, print_table
 from torch_watchdog.cli.source import find_job
+from torch_watchdog.scan.results import is_scan, read_results
+from torch_watchdog.scan.tell import COLUMNS, row
 
 __all__ = ["command"]
 
@@ -27,8 +29,13 @@ def command(context: click.Context, /, job: str | None, as_json: bool, **_: obje
     if as_json:
         print_json({"job": look.name, "incidents": list(found)})
         return
-    rows = [_row(incident) for incident in found]
-    print_table(("id", "severity", "kind", "rank", "step", "summary"), rows, empty=f"job {look.name}: no incident")
+    root = look.folder()
+    bad = read_results(root).bad if root is not None and is_scan(root) else ()
+    if bad:
+        print_table(COLUMNS, [row(entry) for entry in bad], empty="")
+    if found or not bad:
+        rows = [_row(incident) for incident in found]
+        print_table(("id", "severity", "kind", "rank", "step", "summary"), rows, empty=f"job {look.name}: no incident")
     print_last_words(look, told=("who", "what"))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import NodeReport, StepBlock
 
-__all__ = ["JobLook", "all_jobs", "find_job", "live_client", "live_daemon"]
+__all__ = ["JobLook", "all_jobs", "find_job", "listed", "live_client", "live_daemon"]
 
 
 class JobLook(Protocol):
@@ -60,7 +60,12 @@ class DiskJob:
         return self.directory.root.name
 
     def record(self) -> Mapping[str, Any]:
-        return read_job(self.directory.root)
+        root = self.directory.root
+        record = read_job(root)
+        if not is_scan(root) or record.get("exit_code") is None:
+            return record
+        results = read_results(root)
+        return {**record, "exit_code": results.exit_code(record["exit_code"]), "exit_reason": headline(results)}
 
     def status(self) -> JobStatus:
         live = self._live_status()
@@ -104,7 +109,10 @@ class DiskJob:
         return self.directory.root
 
     def last_words(self, *, elsewhere: bool = False) -> Sequence[str]:
-        return _last_words(self.record(), self.directory, self.incidents(), elsewhere=elsewhere)
+        record = self.record()
+        if is_scan(self.directory.root):
+            return () if record.get("exit_code") is None else (str(record["exit_reason"]),)
+        return _last_words(record, self.directory, self.incidents(), elsewhere=elsewhere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,16 @@ def _last_words(
     quarantine = directory.quarantine_file
     end = end_of(record, directory.root, here="" if elsewhere else here(), quarantine=str(quarantine) if quarantine.exists() else None)
     return () if end is None else summarise(incidents, end)
+
+
+def listed(job: JobStatus) -> dict[str, Any]:
+    """Its fields; a scan's as those of one: with its bad samples for incidents, and the exit code that `watchdog scan` had."""
+    run_dir, fields = Path(job.run_dir), asdict(job)
+    if not is_scan(run_dir):
+        return fields
+    results = read_results(run_dir)
+    code = results.exit_code(job.exit_code or 0) if job.state == "ended" else None
+    return fields | {"policy": "scan", "incidents": len(results.bad), "exit_code": code}
 
 
 def _ask(address: str, name: str) -> JobStatus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 
@@ -10,7 +9,7 @@ import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_facts, print_json, print_last_words, print_table
-from torch_watchdog.cli.source import JobLook, find_job
+from torch_watchdog.cli.source import JobLook, find_job, listed
 from torch_watchdog.report.live import live_lines
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
@@ -35,7 +34,7 @@ def command(context: click.Context, /, job: str | None, watch: bool, as_json: bo
         _watch(look)
     found = look.status()
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(listed(found))
         return
     print_facts(_facts(found))
     print_table(
@@ -66,17 +65,23 @@ def _watch(look: JobLook) -> None:
 
 
 def _facts(job: JobStatus) -> dict[str, object]:
-    facts: dict[str, object] = {"job": job.job, "state": _state(job), "policy": job.policy, "ranks": job.world_size}
-    facts |= {"incidents": job.incidents, "files": job.run_dir}
+    seen = listed(job)
+    facts: dict[str, object] = {
+        "job": job.job,
+        "state": _state(job.state, seen["exit_code"]),
+        "policy": seen["policy"],
+        "ranks": job.world_size,
+    }
+    facts |= {"incidents": seen["incidents"], "files": job.run_dir}
     if job.lost_records:
         facts["lost"] = f"{job.lost_records} records were overwritten before they could be read"
     return facts
 
 
-def _state(job: JobStatus) -> str:
-    if job.state != "ended":
-        return job.state
-    return "ended without a word: its launcher was killed" if job.exit_code is None else f"ended, exit code {job.exit_code}"
+def _state(state: str, exit_code: int | None) -> str:
+    if state != "ended":
+        return state
+    return "ended without a word: its launcher was killed" if exit_code is None else f"ended, exit code {exit_code}"
 
 
 def _row(rank: RankStatus) -> tuple[object, ...]:

@@ -39,7 +39,8 @@ def story(history: JobHistory) -> list[str]:
     found = history.main_incident
     sentences = [_what_ran(history)]
     if found is None:
-        return [*sentences, "Nothing was found.", _how_it_ended(history)]
+        nothing = [] if history.scan else ["Nothing was found."]  # the scan's own words say what was
+        return [*sentences, *nothing, _how_it_ended(history)]
     if is_order(found):
         sentences += [_sentence(f"Somebody asked for {found.get('summary', 'a boundary')}"), _what_was_done(found, history)]
         return [sentence for sentence in (*sentences, _how_it_ended(history)) if sentence]
@@ -88,7 +89,8 @@ def _how_it_ended(history: JobHistory) -> str:
     code, reason = history.record.get("exit_code"), history.record.get("exit_reason")
     if code is None:
         return "It has not ended, or its launcher was killed before it could say how."
-    return _sentence(f"It ended with exit code {code} ({reason})" if reason else f"It ended with exit code {code}")
+    told = reason and not history.scan
+    return _sentence(f"It ended with exit code {code} ({reason})" if told else f"It ended with exit code {code}")
 
 
 def _what_was_done(found: Mapping[str, Any], history: JobHistory) -> str:
