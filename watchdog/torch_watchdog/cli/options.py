@@ -34,7 +34,7 @@ _LAUNCH_OPTIONS = (
 )
 _LOOK_OPTIONS = (
     click.option("--dir", metavar="DIR", help="Where the run directories are (default: watchdog_runs)."),
-    click.option("--daemon", metavar="HOST:PORT|unix:PATH", help="Ask this daemon instead of reading the run directory."),
+    click.option("--daemon", metavar="HOST:PORT|unix:PATH", help="Ask this daemon (default: the job's own, found by its run directory)."),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 

@@ -79,7 +79,7 @@ def _raised(end: RankEnd, where: str) -> Verdict:
     at = f" at {end.where}" if end.where else ""
     by_ddp = ddp_error(end.text)
     cause = f"the rank {status}; " + (
-        "it raised this: no rank failed before it, no batch was found bad" if end.text else "it left no exception"
+        "it raised this itself, and no other rank is known to have failed before" if end.text else "it left no exception"
     )
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
