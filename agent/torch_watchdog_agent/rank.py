@@ -93,6 +93,7 @@ class Rank:
         self.resume = AskedResume(
             config.resume, Path(config.run_dir), attempt=identity.attempt, speaks=identity.rank == 0, say=self.say
         )  # fmt: skip
+        self.is_put_back = True
         self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
@@ -188,7 +189,7 @@ class Rank:
         self._unread.settle(wait=False)
         if self._undo:
             self._undo = False
-            self.window.restore()  # only the loader has moved on
+            self._put_back()  # only the loader has moved on
         self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step))
         act = self.gate.boundary()
         if act is not None:
@@ -373,18 +374,27 @@ class Rank:
             self._act_at_gate(decision.commit, number)
             decision = self.gate.judge(number)  # a checkpoint without a stop: the update follows it
         if isinstance(decision, Skip):
-            self.window.restore()  # for a save that comes before the next fetch
+            self._put_back()  # for a save that comes before the next fetch
             self._undo = True
             self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
             self._go_on(number, applied=False, vetoed=True)
             return VETOED
         return number
 
+    def _put_back(self) -> None:
+        """What a vetoed window has changed. Whatever is in the way of that must not let its update through, and what is saved then is not called good."""
+        try:
+            self.window.restore()
+            self.is_put_back = True
+        except Exception as error:  # noqa: BLE001  a buffer of a kind that we do not know, say
+            self.is_put_back = False
+            self.say(f"what the vetoed step has changed besides the parameters could not be put back ({type(error).__name__}: {error})")
+
     def _act_at_gate(self, commit: Commit, number: int) -> None:
         """A veto ends its window here. Any other order comes to a gate only where no loader gave a boundary: the save sees the window's start."""
         if commit.veto == number:
             self._close_window(number, applied=False, vetoed=True)
-            self.window.restore()
+            self._put_back()
             self.saver.act(commit, step=number)
             return
         with self.window.rewound():

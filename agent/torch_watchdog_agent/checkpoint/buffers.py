@@ -2,8 +2,8 @@
 
 Owns learning which buffers those are, and the copies. A buffer counts as changing when it is a normalisation layer's statistic (torch's
 kernels write those without raising the tensor's version), or when its version or identity has changed between two windows. For the first
-few windows every small buffer is kept, so that a veto does not find the learning unfinished. No synchronisation: copies run on the
-device's own stream.
+few windows every small buffer is kept, so that a veto does not find the learning unfinished, and contents are compared, because what is written
+through `.data` raises no version either; that waits for a device. After them nothing does: copies run on the device's own stream.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 class _Slot:
     """One place in one module. `copy` is None while the buffer is only watched."""
 
-    __slots__ = ("changes", "copy", "holder", "key", "name", "tensor", "version")
+    __slots__ = ("changes", "copy", "holder", "key", "mark", "name", "tensor", "version")
 
     def __init__(self, name: str, holder: dict[str, Any], key: str) -> None:
         self.name, self.holder, self.key = name, holder, key
         self.tensor = holder[key]
         self.version = _version(self.tensor)
         self.copy: Any = None
+        self.mark: Any = None  # of the content of one that is too large to keep while learning
         self.changes = key in _STATISTICS
 
 
@@ -63,8 +64,13 @@ class Buffers:
         import torch
 
         with torch.no_grad():
-            for copies, tensors in self._batches:
-                torch._foreach_copy_(tensors, copies)
+            try:
+                for copies, tensors in self._batches:
+                    torch._foreach_copy_(tensors, copies)
+            except RuntimeError:  # one that cannot be written where it lies
+                for slot in self._kept:
+                    slot.tensor = _with_content(slot.tensor, slot.copy)
+                self._batches = _by_kind(self._kept)
         for slot in self._kept:
             slot.holder[slot.key] = slot.tensor
             slot.version = _version(slot.tensor)
@@ -79,8 +85,7 @@ class Buffers:
         def put_present_back() -> None:
             with torch.no_grad():
                 for (holder, key, tensor), copy in zip(slots, copies, strict=True):
-                    _local(tensor).copy_(copy)
-                    holder[key] = tensor
+                    holder[key] = _with_content(tensor, copy)
 
         return put_present_back
 
@@ -120,9 +125,9 @@ class Buffers:
 
     def _noticed_change(self) -> bool:
         """Look at every slot; True where the choice of what to keep must be made anew."""
-        anew = False
+        anew, learning = False, self._windows <= _LEARNING_WINDOWS
         for slot in self._watched:
-            if _has_moved(slot):
+            if _has_moved(slot) or (learning and _marked_otherwise(slot)):
                 anew |= not slot.changes
                 _note_change(slot, slot.holder.get(slot.key))
         for slot in self._kept:
@@ -130,7 +135,7 @@ class Buffers:
             if tensor is not slot.tensor:
                 anew = True
                 _note_change(slot, tensor)
-            elif not slot.changes and _version(tensor) != slot.version:
+            elif not slot.changes and (_version(tensor) != slot.version or (learning and not _local(tensor).equal(slot.copy))):
                 _note_change(slot, tensor)
         return anew
 
@@ -155,6 +160,25 @@ class Buffers:
 def _slots_of(model: Any) -> list[_Slot]:
     named = ((f"{path}.{key}" if path else key, module, key) for path, module in model.named_modules() for key in module._buffers)
     return [_Slot(name, module._buffers, key) for name, module, key in named if module._buffers[key] is not None]
+
+
+def _with_content(tensor: Any, copy: Any) -> Any:
+    """The tensor with this content; another one where it cannot be written (a view whose elements lie in one place, one made for inference)."""
+    try:
+        _local(tensor).copy_(copy)
+    except RuntimeError:
+        if _local(tensor) is not tensor:
+            raise
+        return copy.clone()
+    return tensor
+
+
+def _marked_otherwise(slot: _Slot) -> bool:
+    """Whether the sum over the content is another one than at the last look: written through `.data`, it has no other version."""
+    tensor = slot.holder.get(slot.key)
+    local = None if tensor is None else _local(tensor).detach()
+    before, slot.mark = slot.mark, None if local is None else local.sum().item()
+    return before is not None and before != slot.mark
 
 
 def _has_moved(slot: _Slot) -> bool:

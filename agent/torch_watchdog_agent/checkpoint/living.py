@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from itertools import chain, starmap
+from itertools import chain, filterfalse, starmap
 from typing import Any
 
 __all__ = ["instances", "instances_of"]
@@ -22,7 +22,9 @@ def instances(module: str, name: str) -> list[Any]:
 
 def instances_of(kind: type) -> list[Any]:
     """All objects of this class or of a subclass, which must be written in Python: each of these objects refers to its class."""
-    classes = set(map(type, chain.from_iterable(starmap(gc.get_objects, ((),)))))
-    # type(), not isinstance: lazy proxies answer isinstance by importing or computing what they stand for.
-    wanted = {one for one in classes if issubclass(one, kind)}
-    return [item for item in gc.get_referrers(*wanted) if type(item) in wanted] if wanted else []
+    # By id: a class whose own class defines __eq__ may have no hash. Types, and no isinstance: lazy proxies answer that by importing what they stand for.
+    classes = {id(one): one for one in list(map(type, chain.from_iterable(starmap(gc.get_objects, ((),)))))}
+    wanted = tuple(one for one in classes.values() if issubclass(one, kind))
+    ids = set(map(id, wanted))
+    referring = chain.from_iterable(starmap(gc.get_referrers, (wanted,))) if wanted else ()
+    return [item for item in list(filterfalse(tuple.__instancecheck__, referring)) if id(type(item)) in ids]

@@ -238,3 +238,49 @@ def test_a_state_whose_buffers_cannot_all_be_had_is_refused_by_name() -> None:
     late.window.opened(updates=5)
     assert late.window.why_no_buffers(4) == "which of its model's buffers a step changes was learned only since"
     assert late.window.why_no_buffers(5) == ""
+
+
+class Quietly(nn.Module):
+    """Buffers that change without a sign of it, or cannot be written where they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("codes", torch.zeros(1 << 19))
+        self.register_buffer("mask", torch.ones(1).expand(8))
+        self.register_buffer("never", torch.arange(4.0))
+        with torch.inference_mode():
+            self.register_buffer("fixed", torch.ones(4))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.average.data.mul_(0.9).add_(rows.mean(0))
+        self.codes.data[:4] += rows.sum(0)
+        self.mask = (self.mask[:1] + 1).expand(8)
+        return self.linear(rows)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 3, 5, 9])
+def test_buffers_that_show_no_sign_of_their_change_or_cannot_be_written_are_put_back_too(steps_before: int) -> None:
+    torch.manual_seed(0)
+    model = Quietly()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    subjects = Subjects()
+    subjects.optimizer_seen(optimizer)
+    window = WindowState(subjects, say=print)
+    for _ in range(steps_before):
+        window.opened()
+        model(torch.rand(6, 4)).sum().backward()
+        optimizer.step()
+    window.opened()
+    names = [
+        name for name, _ in model.named_buffers() if name != "codes" or steps_before >= 4
+    ]  # a large one is kept once it is known to change
+    before = {name: getattr(model, name).clone() for name in names}
+    model(torch.rand(6, 4))
+    assert not torch.equal(model.average, before["average"])
+    with window.rewound():
+        assert all(torch.equal(getattr(model, name), before[name]) for name in names)
+    assert not torch.equal(model.average, before["average"])
+    window.restore()
+    assert {name: torch.equal(getattr(model, name), before[name]) for name in names} == dict.fromkeys(names, True)

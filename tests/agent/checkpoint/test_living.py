@@ -24,6 +24,21 @@ def test_every_instance_of_a_class_and_its_subclasses_is_found_once() -> None:
     assert instances("torch.nn", "Nothing") == instances("no.such.module", "Linear") == []
 
 
+class Unhashable(type):
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+class Odd(metaclass=Unhashable):
+    pass
+
+
+def test_a_class_that_has_no_hash_disturbs_nobody() -> None:
+    odd, model = Odd(), Mine(2, 2)
+    assert any(item is model for item in instances_of(nn.Module))
+    assert [item for item in instances_of(Odd) if item is odd] == [odd]
+
+
 def test_a_thread_that_builds_tuples_meanwhile_goes_on() -> None:
     """Whoever holds a tuple that is not whole yet makes its builder fail (SystemError): here that took a few scans."""
     built, failed, over = 0, [], threading.Event()
@@ -32,7 +47,7 @@ def test_a_thread_that_builds_tuples_meanwhile_goes_on() -> None:
         nonlocal built
         while not over.is_set():
             try:
-                built += len(tuple(number for number in range(2000))) // 2000
+                built += len(tuple(nn.Linear for _ in range(2000))) // 2000  # a class that is looked for is in it
             except SystemError as error:
                 failed.append(error)
 
