@@ -156,12 +156,15 @@ def _hear_exits() -> None:
 
 
 @guarded("exits")
-def _exit_asked(status: object) -> None:
-    if _rank is None or _ending is None or not is_training_thread():
-        return
-    error = _ending.exit_asked(status, batches=_rank.loop.batches_seen)
-    if error is not None:
-        _rank.rescuer.noticed(error)
+def _exit_asked(status: object) -> Callable[[], None] | None:
+    ending = _ending
+    if _rank is None or ending is None or not is_training_thread():
+        return None
+    error = ending.exit_asked(status, batches=_rank.loop.batches_seen)
+    if error is None:
+        return None
+    _rank.rescuer.noticed(error)
+    return lambda: ending.gone(error)
 
 
 @guarded("exits")

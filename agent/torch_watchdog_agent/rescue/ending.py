@@ -1,17 +1,18 @@
 """Whether the script ends by an exit with a bad status: known at interpreter exit, seconds before the process is gone.
 
-Owns that question. No hook of Python's sees a SystemExit, and one that is raised may be caught: that the script's outermost frame was left by an
-exception, and not by its end, tells that it was not. Holds neither the exception nor a frame of the training: what these hold goes when the script says.
+Owns that question. No hook of Python's sees a SystemExit, and one that is raised may be caught. So something is hung on it that says when it is gone: while
+the script's outermost frame still runs, it was caught; after that, it has ended the script. Holds neither the exception nor a frame of the training: what
+these hold goes when the script says.
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
-import opcode
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,7 @@ class Ending:
     def __init__(self) -> None:
         self._outermost: FrameType | None = _outermost(sys._getframe())
         self._asked: tuple[int, SystemExit, Words] | None = None
+        self._has_ended_it = False
 
     def exit_asked(self, status: object, *, batches: int) -> SystemExit | None:
         """The script calls for an exit. Returns what stands for it, where the status is a bad one."""
@@ -40,47 +42,71 @@ class Ending:
         self._asked = batches, error, words
         return error
 
+    def gone(self, error: SystemExit) -> None:
+        """The exit for which `error` stands is not under way any more."""
+        if self._asked is None or self._asked[1] is not error:
+            return
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self._outermost:
+            frame = frame.f_back
+        self._has_ended_it = frame is None
+        self._asked = self._asked if self._has_ended_it else None
+
     def taken(self, *, batches: int) -> tuple[SystemExit, Words] | None:
         """At interpreter exit: the exit that has ended the script. Asked for once."""
-        frame, asked = self._outermost, self._asked
-        self._outermost = self._asked = None
-        if frame is None or asked is None or asked[0] != batches or _came_to_its_end(frame):
-            return None
-        return asked[1:]
+        asked, has_ended_it = self._asked, self._has_ended_it
+        self.forget()
+        return asked[1:] if asked is not None and has_ended_it and asked[0] == batches else None
 
     def forget(self) -> None:
         """An exception that is no exit has ended the script."""
         self._outermost = self._asked = None
 
 
-def hear_exits(asked: Callable[[object], object]) -> None:
-    """`sys.exit`, and `exit` and `quit` of the builtins, say their status before they do what they do."""
+class _WhenGone:
+    """Hung on an exception: calls back once that is no more."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call()
+
+
+def hear_exits(asked: Callable[[object], Callable[[], None] | None]) -> None:
+    """`sys.exit`, and `exit` and `quit` of the builtins, say their status before they do what they do. What `asked` returns is called when that is over."""
     theirs, quitter = sys.exit, type(builtins.exit)
 
     @functools.wraps(theirs)
     def leave(status: Any = None, /) -> Any:
-        asked(status)
-        theirs(status)
+        with _said(asked(status)):
+            theirs(status)
 
     sys.exit = leave
     if quitter.__module__ == "_sitebuiltins":  # not that of a shell
         quitter.__call__ = _saying(quitter.__call__, asked)  # type: ignore[method-assign]
 
 
-def _saying(theirs: Callable[..., Any], asked: Callable[[object], object]) -> Any:
+def _saying(theirs: Callable[..., Any], asked: Callable[[object], Callable[[], None] | None]) -> Any:
     @functools.wraps(theirs)
     def call(self: Any, code: Any = None) -> Any:
-        asked(code)
-        return theirs(self, code)
+        with _said(asked(code)):
+            return theirs(self, code)
 
     return call
+
+
+@contextmanager
+def _said(when_gone: Callable[[], None] | None) -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        if when_gone is not None:
+            error.__dict__["_torch_watchdog"] = _WhenGone(when_gone)
+        raise
 
 
 def _outermost(frame: FrameType) -> FrameType:
     while frame.f_back is not None:
         frame = frame.f_back
     return frame
-
-
-def _came_to_its_end(frame: FrameType) -> bool:
-    return opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

@@ -14,7 +14,10 @@ import atexit, sys
 from torch_watchdog_agent.rescue.ending import Ending, hear_exits
 batches = 0
 ending = Ending()
-hear_exits(lambda status: ending.exit_asked(status, batches=batches))
+def asked(status):
+    error = ending.exit_asked(status, batches=batches)
+    return None if error is None else lambda: ending.gone(error)
+hear_exits(asked)
 def told():
     found = ending.taken(batches=batches)
     print("told" if found else "nothing", *(found[1].chain if found else ()), found[1].where.rpartition("/")[2] if found else "", sep="|")
@@ -65,6 +68,8 @@ def test_the_error_that_is_handled_meanwhile_is_the_failure(tmp_path: Path) -> N
         ("try:\n    sys.exit(3)\nexcept SystemExit:\n    batches += 0", 0),
         ("try:\n    sys.exit(3)\nexcept SystemExit:\n    sys.exit(0)", 0),
         ("try:\n    sys.exit(3)\nexcept SystemExit:\n    batches += 1\nraise SystemExit(0)", 0),
+        ("def main():\n    try:\n        sys.exit(2)\n    except SystemExit:\n        return 0\nraise SystemExit(main())", 0),
+        ("try:\n    sys.exit(2)\nexcept SystemExit as error:\n    kept = error\nraise SystemExit(0)", 0),
         ("try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n    sys.exit(130)", 130),
     ],
 )
