@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +92,20 @@ def test_the_newest_are_listed_and_the_others_counted(tmp_path: Path) -> None:
     found, older = past_jobs(tmp_path, but=("job-0",), now_s=0.0)
     assert (len(found), older) == (MAX_JOBS, 2)
     assert past_jobs(tmp_path / "none", but=(), now_s=0.0) == ([], 0)
+
+
+def test_what_no_daemon_writes_neither_holds_the_list_up_nor_takes_the_others_off_it(tmp_path: Path) -> None:
+    good = '{"kind": "node.left", "exit_code": 0, "attempt": 0}\n'
+    odd = {"attempt": '{"kind": "node.left", "attempt": "x"}', "rank": '{"kind": "rank.connected", "rank": []}', "good": good}
+    for name, line in odd.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_text(line)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "events.jsonl")
+    (tmp_path / "good" / "incidents" / "1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "good" / "incidents" / "1" / "incident.json")
+    (tmp_path / "good" / "incidents" / "\u00b2").mkdir()
+    os.makedirs(os.fsencode(tmp_path) + b"/\xff")
+    (tmp_path / os.fsdecode(b"\xff") / "events.jsonl").write_text(good)
+    found, older = past_jobs(tmp_path, but=(), now_s=time.time() + 1000)
+    assert ([status.job for status in found if status.job not in odd.keys() - {"good"}], older) == (["good"], 0)

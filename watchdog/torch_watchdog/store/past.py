@@ -7,6 +7,7 @@ Everything here reads a disk: call it in another thread.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,7 +41,7 @@ class PastJob:
 def past_jobs(runs_dir: Path, *, but: Collection[str], now_s: float) -> tuple[list[JobStatus], int]:
     """Newest first, without their ranks; and how many older folders are left out."""
     changed = sorted(_changed(runs_dir, but), reverse=True)
-    found = (_ended(runs_dir / name, now_s) for _, name in changed[:MAX_JOBS])
+    found = (_ended_if_read(runs_dir / name, now_s) for _, name in changed[:MAX_JOBS])
     known = sorted((job.status for job in found if job is not None), key=lambda status: status.started_s, reverse=True)
     return known, max(0, len(changed) - MAX_JOBS)
 
@@ -71,11 +72,21 @@ def _changed(runs_dir: Path, but: Collection[str]) -> list[tuple[float, str]]:
 
 
 def _when_changed(root: Path) -> list[tuple[float, str]]:
-    """Nothing where no daemon has kept a record there, or it is not for us to see."""
+    """Nothing where no daemon has kept a record there, or it is not for us to see, or the folder has a name that no page could show."""
     try:
-        return [(RunDirectory(root).events_file.stat().st_mtime, root.name)]
-    except OSError:
+        root.name.encode()
+        known = RunDirectory(root).events_file.stat()
+        return [(known.st_mtime, root.name)] if stat.S_ISREG(known.st_mode) else []
+    except (OSError, UnicodeEncodeError):
         return []
+
+
+def _ended_if_read(root: Path, now_s: float) -> PastJob | None:
+    """None of what holds something else than a daemon writes: one odd folder must not take all the others off the page."""
+    try:
+        return _ended(root, now_s)
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return None
 
 
 def _ended(root: Path, now_s: float) -> PastJob | None:

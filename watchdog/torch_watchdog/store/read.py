@@ -6,6 +6,8 @@ replaced) is left out: the rest of the run is worth more than the error.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ __all__ = [
     "read_reports",
     "step_range",
 ]
+
+_MAX_TEXT_BYTES = 256 << 20
 
 
 def read_blocks(run_dir: Path, rank: int | None = None, first_step: int | None = None, last_step: int | None = None) -> Iterator[StepBlock]:
@@ -76,17 +80,13 @@ def step_range(block: StepBlock) -> tuple[int, int]:
 
 def read_events(run_dir: Path) -> tuple[Mapping[str, Any], ...]:
     """The lines of events.jsonl, oldest first; a line cut short is left out."""
-    try:
-        lines = RunDirectory(run_dir).events_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ()
-    found = (object_of(line, {}) for line in lines)
+    found = (object_of(line, {}) for line in _text(RunDirectory(run_dir).events_file).splitlines())
     return tuple(event for event in found if event is not None)
 
 
 def read_incidents(run_dir: Path) -> tuple[Mapping[str, Any], ...]:
     """The incidents as their JSON objects, by number."""
-    folders = (path for path in RunDirectory(run_dir).incidents.glob("*") if path.name.isdigit())
+    folders = (path for path in RunDirectory(run_dir).incidents.glob("*") if path.name.isascii() and path.name.isdigit())
     found = (object_of(_text(folder / "incident.json"), incident_schema()) for folder in sorted(folders, key=lambda path: int(path.name)))
     return tuple(incident for incident in found if incident is not None)
 
@@ -114,7 +114,11 @@ def read_contract(path: Path) -> Mapping[str, Any]:
 
 
 def _text(path: Path) -> str:
+    """Of a plain file that is not too large; nothing of anything else. Opening a pipe that nobody writes to would never return."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8", errors="replace") as file:
+            known = os.fstat(descriptor)
+            return file.read() if stat.S_ISREG(known.st_mode) and known.st_size <= _MAX_TEXT_BYTES else ""
     except OSError:
         return ""
