@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.checkpoint import by_accelerate, by_deepspeed, callback, dcp
-from torch_watchdog_agent.checkpoint.manifest import Checkpoint, finished, read_manifest
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
+from torch_watchdog_agent.checkpoint.manifest import Checkpoint, finished, read_manifest, verify_files
 from torch_watchdog_agent.identity import Identity
 
 if TYPE_CHECKING:
@@ -31,31 +32,49 @@ def newest_of_this_run(run_dir: Path, peers: Peers, *, loads: bool, needs_positi
 
     `loads`: it is asked for the state of a model; else a script loads that itself. `needs_position`: for the place in the data, too.
     """
-    mine = next((one for one in _newest_first(run_dir) if _fits(one.path, peers.count, loads=loads, needs_position=needs_position)), None)
-    found = set(peers.gather(None if mine is None else str(mine.path)))
     speaks = say if peers.first else (lambda _: None)
     attempt = attempt_of_this_launch()
-    if len(found) > 1:
+    all_of_them = _newest_first(run_dir)
+    mine = [str(one.path) for one in all_of_them if _fits(one.path, peers.count, loads=loads, needs_position=needs_position)]
+    if any(found != mine for found in peers.gather(mine)):
         speaks(f"attempt {attempt}: not every node sees the checkpoints of this run, so none of them is taken")
         return None
-    newest = next(iter(_newest_first(run_dir)), None)
-    if newest is not None and newest != mine:
+    if all_of_them and [str(all_of_them[0].path)] != mine[:1]:
+        newest = all_of_them[0].path
         speaks(
-            f"attempt {attempt}: {newest.path} is not what this restore() can take (written in another form, or by another number of ranks)"
+            f"attempt {attempt}: {newest} is not what this restore() can take (written in another form, by another number of ranks, or damaged)"
         )
-    if mine is None:
-        return None
-    speaks(f"attempt {attempt} goes on from {mine.path}, the newest good checkpoint of this run ({mine.updates_applied} updates)")
-    return mine.path
+    for path in map(Path, mine):
+        if all(peers.gather(_is_whole(path, peers))):
+            updates = read_manifest(path)["updates_applied"]
+            speaks(f"attempt {attempt} goes on from {path}, the newest good checkpoint of this run ({updates} updates)")
+            return path
+        speaks(f"attempt {attempt}: {path} is damaged, so it is not taken")
+    return None
 
 
 def _newest_first(run_dir: Path) -> list[Checkpoint]:
-    return [one for one in reversed(finished(run_dir / "checkpoints")) if one.good]
+    try:
+        return [one for one in reversed(finished(run_dir / "checkpoints")) if one.good]
+    except OSError:
+        return []
+
+
+def _is_whole(path: Path, peers: Peers) -> bool:
+    """Of this rank's share of the files: together the ranks have looked at each."""
+    try:
+        verify_files(path, read_manifest(path)["files"][peers.index :: peers.count])
+    except (CheckpointError, OSError, KeyError, TypeError):
+        return False
+    return True
 
 
 def _fits(path: Path, ranks: int, *, loads: bool, needs_position: bool) -> bool:
     """A model that stays as it was made, beside a place far on in the data, would be worse than a beginning from nothing."""
-    manifest = read_manifest(path)
-    by_restore = manifest["format"] in _LOADED_BY_RESTORE
-    of_this_kind = by_restore if loads else manifest["format"] == callback.FORMAT
-    return of_this_kind and (manifest["world_size"] == ranks or not needs_position)
+    try:
+        manifest = read_manifest(path)
+        by_restore = manifest["format"] in _LOADED_BY_RESTORE
+        of_this_kind = by_restore if loads else manifest["format"] == callback.FORMAT
+        return of_this_kind and (manifest["world_size"] == ranks or not needs_position)
+    except (CheckpointError, OSError, KeyError):
+        return False

@@ -126,18 +126,30 @@ def remove(path: Path) -> None:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a good checkpoint; a RestoreError for anything else."""
-    import json
-
     if not path.is_dir():
         raise RestoreError(path, "there is no such folder", "Name a folder `step-N` under the run's checkpoints/")
     if not (path / MANIFEST).exists():
         raise RestoreError(path, f"it has no {MANIFEST}: it was never finished", _take_older(path))
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    manifest = _object(path, MANIFEST)
     if not manifest.get("finite", True):
         raise RestoreError(path, "it was saved with NaN or infinity in it and is kept for looking at only", _take_older(path))
     if not (path / COMMITTED).exists():
         raise RestoreError(path, f"it has no {COMMITTED}: not every part was written and verified", _take_older(path))
+    if _object(path, COMMITTED).get("manifest_sha256") != sha256(path / MANIFEST):
+        raise RestoreError(path, f"its {MANIFEST} is not the one that was committed", _take_older(path))
     return manifest
+
+
+def _object(path: Path, name: str) -> dict[str, Any]:
+    import json
+
+    try:
+        found = json.loads((path / name).read_text())
+    except (OSError, ValueError) as error:
+        raise RestoreError(path, f"{name} cannot be read ({error})", _take_older(path)) from error
+    if not isinstance(found, dict):
+        raise RestoreError(path, f"{name} is not what was written", _take_older(path))
+    return found
 
 
 def verify(path: Path) -> dict[str, Any]:

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from torch_watchdog_agent.checkpoint.again import newest_of_this_run
+from torch_watchdog_agent.checkpoint.files import sha256
 from torch_watchdog_agent.checkpoint.peers import Peers
 
 
 class TwoNodes(Peers):
     """The other node sees what `theirs` says."""
 
-    def __init__(self, theirs: str | None) -> None:
+    def __init__(self, theirs: list[str]) -> None:
         super().__init__(None, rank=0, index=0, count=2)
         self.theirs = theirs
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, self.theirs]
+        return [value, value if isinstance(value, bool) else self.theirs]
 
 
 ALONE = Peers(None, rank=0, index=0, count=1)
@@ -29,9 +30,12 @@ ALONE = Peers(None, rank=0, index=0, count=1)
 def saved(run: Path, updates: int, *, form: str = "dcp", good: bool = True, ranks: int = 1) -> Path:
     place = run / "checkpoints" / f"{'' if good else 'not-good.'}step-{updates}"
     place.mkdir(parents=True)
-    (place / "watchdog.json").write_text(json.dumps({"updates_applied": updates, "format": form, "world_size": ranks, "finite": good}))
+    (place / "part").write_text("whole")
+    files = [{"name": "part", "size": 5, "sha256": sha256(place / "part")}]
+    manifest = {"updates_applied": updates, "format": form, "world_size": ranks, "finite": good, "files": files}
+    (place / "watchdog.json").write_text(json.dumps(manifest))
     if good:
-        (place / "COMMITTED").touch()
+        (place / "COMMITTED").write_text(json.dumps({"manifest_sha256": sha256(place / "watchdog.json")}))
     return place
 
 
@@ -73,6 +77,24 @@ def test_the_number_of_ranks_does_not_matter_where_no_place_in_the_data_is_asked
 
 def test_nodes_that_see_different_ones_take_none(tmp_path: Path) -> None:
     newest = saved(tmp_path, 9, ranks=2)
-    assert taken(tmp_path, TwoNodes(str(newest)))[0] == newest
-    found, said = taken(tmp_path, TwoNodes(None))
+    assert taken(tmp_path, TwoNodes([str(newest)]))[0] == newest
+    found, said = taken(tmp_path, TwoNodes([]))
     assert found is None and "not every node sees the checkpoints" in said
+
+
+@pytest.mark.parametrize("harm", ["a byte", "the manifest", "half a manifest", "no object", "another's folder"])
+def test_one_that_is_damaged_is_passed_over_for_the_older_one(tmp_path: Path, harm: str) -> None:
+    older, newest = saved(tmp_path, 4), saved(tmp_path, 9)
+    manifest = newest / "watchdog.json"
+    if harm == "a byte":
+        (newest / "part").write_text("wholE")
+    elif harm == "the manifest":
+        manifest.write_text(manifest.read_text().replace('"updates_applied": 9', '"updates_applied": 999'))
+    elif harm == "half a manifest":
+        manifest.write_text(manifest.read_text()[:30])
+    else:
+        manifest.write_text("[]")
+        if harm == "another's folder":
+            (newest / "COMMITTED").write_text("{}")
+    found, said = taken(tmp_path)
+    assert found == older and str(newest) in said and "damaged" in said
