@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fault_points
 from launching import Ended
 
+from torch_watchdog_agent.checkpoint.files import sha256
 from torch_watchdog_proto.messages import Order, RankMessage
 
 SAID = {word.__name__ for word in get_args(RankMessage)} - fault_points.SAID_BY_NOBODY
@@ -51,7 +52,7 @@ def test_the_judge_sees_different_updates_the_bad_one_and_a_half_checkpoint(tmp_
     assert fault_points.judge(Ended(1, applied, "", tmp_path), story) == [f"rank {rank} applied the bad batch" for rank in (0, 1)]
     (half := tmp_path / "checkpoints" / "step-4").mkdir(parents=True)
     (half / "watchdog.json").write_text(json.dumps({"updates_applied": 4, "files": [{"name": "rank-0.json", "size": 1, "sha256": "0"}]}))
-    (half / "COMMITTED").touch()
+    (half / "COMMITTED").write_text(json.dumps({"manifest_sha256": sha256(half / "watchdog.json")}))
     (found,) = fault_points.judge(Ended(1, fine, "", tmp_path), story)
     assert "step-4 is called good" in found and "rank-0.json is missing" in found
 
