@@ -28,6 +28,7 @@ _IN_VAIN = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 # Where a healthy rank waits for another one: in a collective, or for the result of a backward that has collectives in it.
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py", "/torch/_tensor.py")
 _CLEARANCE = "/torch_watchdog_agent/clearance.py"  # on a GPU Python waits there, and not in the collective, for a neighbour's batch
+_RESCUER, _OURS_DEEP = "/torch_watchdog_agent/rescue/rescuer.py", 6
 _NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/", "/torch_watchdog_agent/")
 
 
@@ -82,5 +83,7 @@ def looked_at() -> tuple[bool, str, str]:
     in_collective = any(part in entry.filename for entry in innermost for part in _WAITING) and not any(
         part in entry.filename for entry in innermost for part in _NOT_WAITING
     )
-    waits = in_collective or innermost[-1].filename.endswith(_CLEARANCE)
+    # One that has failed itself waits for our word: where it was is what it has told, and no place of its own.
+    for_our_word = any(entry.filename.endswith(_RESCUER) for entry in frames[-_OURS_DEEP:])
+    waits = in_collective or for_our_word or innermost[-1].filename.endswith(_CLEARANCE)
     return waits, "".join(traceback.format_list(frames))[-MAX_STACK:], innermost_own(frames)

@@ -11,6 +11,7 @@ import pytest
 
 from torch_watchdog_agent.checkpoint.subjects import TrainingState
 from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.rescue.looking import looked_at
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_proto.messages import Leave
 from torch_watchdog_proto.rescue_words import Free, Freed
@@ -87,3 +88,22 @@ def test_a_save_that_an_order_had_begun_ends_before_the_rescue_may_write_under_i
     ((freed, save_had_ended),) = rank.told
     assert isinstance(freed, Freed) and save_had_ended
     assert rescuer.takes(Leave(generation=7))
+
+
+def test_a_rank_that_has_failed_and_waits_for_a_word_is_not_said_to_be_elsewhere(tmp_path: Path) -> None:
+    """Its own words tell where it was; a look may come a moment after them."""
+    rescuer = Rescuer(Rank(tmp_path), leave=lambda: None)  # type: ignore[arg-type]
+    rescuer._asked = True
+    found: list[bool] = []
+
+    def look() -> None:
+        while "await_word" not in (seen := looked_at())[1]:
+            pass
+        found.append(seen[0])
+        rescuer.lost()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    rescuer.await_word()
+    looking.join(20)
+    assert found == [True]
