@@ -32,9 +32,14 @@ def daemon(root: Path, name: str, store_url: str, **more: Any) -> Fleet:
     return Fleet(root / name, store_url=store_url, lease_s=0.5, **more)
 
 
-def pager(receiver: HttpReceiver) -> AlertsConfig:
+def pager(receiver: HttpReceiver, boss: HttpReceiver | None = None) -> AlertsConfig:
+    """`boss` is told where nobody has acknowledged it three seconds later."""
     receivers = {"pager": f"pagerduty://KEY@127.0.0.1:{receiver.port}"}
-    return AlertsConfig(receivers=receivers, routes=(Route(match=Match(), to=("pager",)),), restores_all=True)
+    route = Route(match=Match(), to=("pager",))
+    if boss is not None:
+        receivers["boss"] = f"pagerduty://KEY@127.0.0.1:{boss.port}"
+        route = Route(match=Match(), to=("pager",), escalate_after_s=3.0, escalate_to=("boss",))
+    return AlertsConfig(receivers=receivers, routes=(route,), restores_all=True)
 
 
 def test_a_job_goes_on_at_another_daemon_that_has_none_of_its_files(root: Path) -> None:
@@ -80,6 +85,30 @@ def test_an_alert_of_a_daemon_that_ended_is_resolved_by_the_other_under_its_key(
             until(lambda: receiver.bodies(event_action="resolve"))
         told = Counter((body["event_action"], body["dedup_key"]) for body in receiver.bodies())
         assert set(told.values()) == {1} and len({key for _, key in told}) == 1
+
+
+def test_an_alert_of_a_daemon_that_ended_in_order_is_told_on_by_one_that_lives_beside_it(root: Path) -> None:
+    """Nobody starts: the one that was there all the time takes it up, escalates it, and resolves it when the requeue trains there."""
+    store = f"sqlite:///{root / 'store.sqlite'}"
+    with HttpReceiver() as receiver, HttpReceiver() as boss, daemon(root, "b", store, alerts=pager(receiver, boss)) as second:
+        with daemon(root, "a", store, alerts=pager(receiver, boss)) as first:
+            node = first.node("job")
+            node.rank(0, 1)
+            node.steps(0, 0)
+            node.exited(0, signal=9)
+            node.goodbye(1)
+            until(lambda: receiver.bodies(event_action="trigger"))
+            first.node("quiet", session="q").goodbye(0)
+        (alert,) = until(lambda: second.get("api/v1/alerts").json()["alerts"])
+        assert alert["name"] == "job/1"
+        assert [line for line in second.said if "took over" in line] == ["took over 1 jobs of a daemon that is gone or has ended: job"]
+        (escalated,) = until(lambda: boss.bodies(event_action="trigger"))
+        again = second.node("job.2", session="t")
+        again.rank(0, 1)
+        again.steps(0, 0)
+        until(lambda: receiver.bodies(event_action="resolve") and boss.bodies(event_action="resolve"))
+        assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]
+        assert {body["dedup_key"] for body in (*receiver.bodies(), *boss.bodies())} == {escalated["dedup_key"]}
 
 
 def test_a_daemon_that_was_taken_for_dead_gives_its_job_up_and_writes_no_more_of_it(root: Path) -> None:

@@ -153,6 +153,19 @@ def test_a_daemon_that_stood_still_itself_takes_nobodys_jobs_when_it_wakes(datab
     assert b.beat(()).orphans == {}
 
 
+def test_what_an_ended_daemon_left_is_nobodys_for_a_lease_before_others_may_have_it(database: Database) -> None:
+    time_s = [0.0]
+    a, b = (Owners(database, name, clock=lambda: time_s[0], now=lambda: 1.0, lease_s=12) for name in "ab")
+    a.claim("back"), a.claim("left")
+    a.release()
+    for time_s[0] in (0.0, 5.0, 10.0):
+        assert b.beat(()).released == set()
+    a.claim("back")
+    time_s[0] = 13.0
+    assert b.beat(()).released == {"left"} and b.adopt("left", "") and not a.adopt("left", "")
+    assert b.beat(("left",)).released == set()
+
+
 def test_a_daemon_that_is_back_under_its_name_finds_its_jobs_at_once(database: Database) -> None:
     Owners(database, "a", clock=lambda: 0.0, now=lambda: 1.0).claim("job")
     Owners(database, "a", clock=lambda: 0.0, now=lambda: 1.0).claim("job")

@@ -83,9 +83,9 @@ async def _beat(ingest: Ingest, store: FleetStore, say: Callable[[str], None]) -
 
 async def _adopt(alerting: Alerting | None, store: FleetStore, say: Callable[[str], None]) -> None:
     """Beside the beats, because it may take longer than a lease."""
-    adopted = await asyncio.to_thread(store.adopt)
+    adopted = await asyncio.to_thread(store.adopt, tells=alerting is not None)
     if adopted:
-        say(f"took over {len(adopted)} jobs of a daemon that is gone: {_some(adopted)}")
+        say(f"took over {len(adopted)} jobs of a daemon that is gone or has ended: {_some(adopted)}")
     if adopted and alerting is not None:
         await alerting.adopted(adopted)
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch_watchdog.alerts.alert import lineage_of
 from torch_watchdog.store.run_directory import RunDirectory
 
-__all__ = ["all_saved_alerts", "saved_alerts"]
+__all__ = ["all_saved_alerts", "has_open_alerts", "saved_alerts"]
 
 _MAX_FILE_BYTES = 4 << 20
 
@@ -31,11 +31,22 @@ def all_saved_alerts(runs_dir: Path, *, take: Callable[[str], bool]) -> list[Map
     return [entry for path in with_any if take(path.parent.name) for entry in _read(path)]
 
 
+def has_open_alerts(content: bytes) -> bool:
+    """Of alerts.json, as a store keeps it."""
+    return bool(_alerts_in(content))
+
+
 def _read(path: Path) -> list[Mapping[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8") if path.stat().st_size <= _MAX_FILE_BYTES else ""
-        found = json.loads(text or "null")
-    except (OSError, ValueError, RecursionError):
+        return _alerts_in(path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b"")
+    except OSError:
+        return []
+
+
+def _alerts_in(content: bytes) -> list[Mapping[str, Any]]:
+    try:
+        found = json.loads(content or "null")
+    except (ValueError, RecursionError):
         return []
     alerts = found.get("alerts") if isinstance(found, dict) else None
     return [entry for entry in alerts if isinstance(entry, dict)] if isinstance(alerts, list) else []

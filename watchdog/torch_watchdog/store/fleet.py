@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from torch_watchdog.errors import StoreError
+from torch_watchdog.store.alerts import has_open_alerts
 from torch_watchdog.store.database import Database
 from torch_watchdog.store.mirror import Mirror
 from torch_watchdog.store.owners import LEASE_S, Owners
@@ -30,6 +31,8 @@ class FleetStore:
         self._runs_dir = runs_dir
         self._database = Database.open(url)
         self._orphans: Mapping[str, str] = {}
+        self._released: frozenset[str] = frozenset()
+        self._nothing_open: frozenset[str] = frozenset()  # of those that are nobody's
         me = f"{socket.gethostname()}:{runs_dir}"[:200]
         self._owners = Owners(self._database, me, clock=time.monotonic, now=time.time, lease_s=lease_s)
         self.mirror = Mirror(self._database, max_bytes=_MAX_WAITING_BYTES, say=say)
@@ -47,17 +50,30 @@ class FleetStore:
     def beat(self, held: Collection[str]) -> frozenset[str]:
         """Says that this daemon is there; which of its runs others have taken. Raises StoreError."""
         beat = self._owners.beat(held)
-        self._orphans = beat.orphans
+        self._orphans, self._released = beat.orphans, beat.released
         return beat.lost
 
-    def adopt(self) -> frozenset[str]:
-        """Takes the runs of daemons that the last beat found gone; their files are in this daemon's folder then. Takes its time. Raises StoreError, OSError."""
+    def adopt(self, *, tells: bool) -> frozenset[str]:
+        """Takes the runs of daemons that the last beat found gone, and where this one `tells` of alerts, those that an ended one left with an open alert.
+
+        Their files are in this daemon's folder then. Takes its time. Raises StoreError, OSError.
+        """
+        orphans = {**self._orphans, **(dict.fromkeys(self._left_open(), "") if tells else {})}
         adopted = set[str]()
-        for run, owner in sorted(self._orphans.items()):
+        for run, owner in sorted(orphans.items()):
             bring_out(self._database, run, self._runs_dir / run)  # first: who has a run has its newest words
             if self._owners.adopt(run, owner):
                 adopted.add(run)
         return frozenset(adopted)
+
+    def _left_open(self) -> frozenset[str]:
+        """Nobody writes of a run that is nobody's: each is looked at once. What is not open waits for the next word of its nodes."""
+        new = self._released - self._nothing_open
+        left_open = frozenset(
+            run for run in new if any(has_open_alerts(record.content) for record in self._database.records(run, "alerts"))
+        )
+        self._nothing_open = (self._nothing_open & self._released) | (new - left_open)
+        return left_open
 
     def forget_older(self, before_s: float, held: Collection[str]) -> tuple[str, ...]:
         return self._database.forget_older(before_s, held)

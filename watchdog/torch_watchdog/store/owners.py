@@ -22,10 +22,13 @@ LEASE_S = 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What one beat found: runs of ours that others have taken, and runs of daemons that are gone, with those daemons' names."""
+    """What one beat found: runs of ours that others have taken; runs of daemons that are gone, with those daemons' names; and runs that nobody has
+    decided for since a lease ago.
+    """
 
     lost: frozenset[str] = frozenset()
     orphans: Mapping[str, str] = field(default_factory=dict)
+    released: frozenset[str] = frozenset()
 
 
 class Owners:
@@ -36,6 +39,7 @@ class Owners:
     ) -> None:
         self._database, self._me, self._clock, self._now, self._lease_s = database, me, clock, now, lease_s
         self._seen: dict[str, tuple[int, float]] = {}  # daemon -> its beat, and when it last moved
+        self._released: dict[str, float] = {}  # run -> since when it is nobody's
         self._number = 0
         self._beaten_s = clock()
 
@@ -43,6 +47,7 @@ class Owners:
         """Says that this daemon is there; `held` are the runs that it decides for. Raises StoreError."""
         if self._clock() - self._beaten_s > self._lease_s / 2:
             self._seen.clear()  # the database was away, or we were: the others get a whole lease to be heard in
+            self._released.clear()
         with self._database.transaction() as connection:
             self._number = max(self._number, connection.scalar(sa.select(DAEMONS.c.beat).where(DAEMONS.c.name == self._me)) or 0) + 1
             connection.execute(upsert(connection, DAEMONS, {"name": self._me, "beat": self._number}, ("beat",)))
@@ -54,10 +59,11 @@ class Owners:
             gone = self._gone(beats, set(owners.values()))
         self._beaten_s = self._clock()
         orphans = {name: owner for name, owner in owners.items() if owner in gone}
-        return Beat(lost=frozenset(name for name in held if owners.get(name) != self._me), orphans=orphans)
+        lost = frozenset(name for name in held if owners.get(name) != self._me)
+        return Beat(lost=lost, orphans=orphans, released=self._released_for_long({name for name, owner in owners.items() if not owner}))
 
     def adopt(self, run: str, owner: str) -> bool:
-        """Takes a run of a daemon that is gone; False where another one was faster. Raises StoreError."""
+        """Takes a run of a daemon that is gone, or nobody's; False where another one was faster. Raises StoreError."""
         with self._database.transaction() as connection:
             return self._take(connection, run, owner)
 
@@ -88,3 +94,9 @@ class Owners:
             if self._seen.get(name, (-1, 0.0))[0] != beat:
                 self._seen[name] = (beat, now)
         return {name for name in owners - {self._me, ""} if now - self._seen[name][1] >= self._lease_s}
+
+    def _released_for_long(self, nobodys: set[str]) -> frozenset[str]:
+        """A daemon that is only started anew finds its own runs again within a lease."""
+        now = self._clock()
+        self._released = {name: self._released.get(name, now) for name in nobodys}
+        return frozenset(name for name, since in self._released.items() if now - since >= self._lease_s)
