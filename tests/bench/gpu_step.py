@@ -40,7 +40,9 @@ CASES: dict[str, tuple[str, int, list[str]]] = {  # the model, ranks, options
     "GPT-2-small-like": ("full", 1, []),
     "GPT-2-small-like, compiled": ("full", 1, ["--compile"]),
     "GPT-2-small-like, DDP": ("full", 2, []),
+    "GPT-2-small-like, DDP, compiled": ("full", 2, ["--compile"]),
     "GPT-2-small-like, FSDP2": ("full", 2, ["--fsdp2"]),
+    "GPT-2-small-like, FSDP2, compiled": ("full", 2, ["--fsdp2", "--compile"]),
 }
 FIRST, WARM = 8, 40
 
@@ -122,6 +124,8 @@ def wrapped(net: Any, args: argparse.Namespace) -> Any:
         from torch.distributed.fsdp import fully_shard
 
         for layer in net.blocks.layers:
+            if args.compile:
+                layer.compile()
             fully_shard(layer)
         return fully_shard(net)
     if args.compile:
@@ -228,6 +232,7 @@ def main() -> None:
     parser.add_argument("--fsdp2", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--ranks", type=int, help="of the cases of several ranks: so many instead of 2")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.train:
@@ -238,9 +243,10 @@ def main() -> None:
     for title, (name, ranks, options) in CASES.items():
         if not re.search(args.only, title):
             continue
+        ranks = args.ranks or ranks if ranks > 1 else 1
         plain = launched(name, ranks, [], "--first-only", *options)
         found = launched(name, ranks, watched, "--rounds", str(args.rounds), *options)
-        results[title] = judged(found, plain)
+        results[title] = {"ranks": ranks, **judged(found, plain)}
         print(title, results[title], file=sys.stderr, flush=True)
         if args.out:
             args.out.write_text(json.dumps(results, indent=1) + "\n")

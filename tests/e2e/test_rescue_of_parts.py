@@ -11,8 +11,8 @@ from launching import Ended, launch, script, torchrun, watchdog
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def trained(folder: Path, *kill: int) -> Ended:
-    return launch(folder, [*watchdog(), *torchrun(*script("hsdp.py", "--kill", *kill), ranks=4)])
+def trained(folder: Path, *kill: int, ranks: int = 4) -> Ended:
+    return launch(folder, [*watchdog(), *torchrun(*script("hsdp.py", "--kill", *kill), ranks=ranks)])
 
 
 @pytest.mark.parametrize(("kill", "savers"), [((3,), [0, 1]), ((0, 3), [1, 2])], ids=["one copy is whole", "each copy has lost a shard"])
@@ -39,3 +39,14 @@ def test_where_a_part_is_gone_with_all_its_copies_nothing_is_called_whole(tmp_pa
     (incident,) = trained(tmp_path, 1, 3).incidents
     assert incident["action"]["checkpoint"] is None
     assert "shards the parameters" in incident["cause"]
+
+
+def test_a_copy_that_lies_on_one_rank_is_saved_by_it(tmp_path: Path) -> None:
+    (incident,) = trained(tmp_path, 1, ranks=2).incidents
+    checkpoint = incident["action"]["checkpoint"]
+    assert checkpoint is not None, incident["cause"]
+    assert (checkpoint["saved_by"], checkpoint["committed"], checkpoint["updates_applied"]) == ([0], True, 5)
+    restored = launch(tmp_path, torchrun(*script("hsdp.py", "--check", checkpoint["path"]), ranks=2))
+    digests = dict(re.findall(r"rank (\d) restored 5 (\w+)", restored.out))
+    assert len(digests) == 2, restored.err
+    assert f"5 {digests['0']}" in (tmp_path / "trail-0").read_text().splitlines()

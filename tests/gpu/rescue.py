@@ -1,4 +1,4 @@
-"""A rank fails on real GPUs: run by hand on a machine with two, `python tests/gpu/rescue.py --out FILE.json`.
+"""A rank fails on real GPUs: run by hand on a machine with two or more, `python tests/gpu/rescue.py --out FILE.json`, `--ranks 8` for more of them.
 
 For every fault, model, optimizer and kind of loop: was the healthy rank's state saved bit-identical to an update that all had applied, or refused with a
 reason; was the culprit named; how long from the fault to the last rank's freedom. Never may a saved state differ. And what the gate on the device costs.
@@ -43,12 +43,8 @@ KINDS = {
 }
 CODES = {"raise": 1, "exit3": 1, "kill": 1, "segv": 1, "stop": 75, "loop": 75}  # all others are assertions of the batch's: 65
 PORTS = itertools.count(20_000)  # below those that the kernel gives to anybody who asks: several trials run at a time
-MODELS = (
-    "ddp",
-    "bn",
-    "deep",
-    "fsdp2",
-)  # deep: its step has more launches than the device's queue takes; bn: with buffers that each step changes
+# deep: its step has more launches than the device's queue takes; bn: with buffers that each step changes; hsdp: two copies, each sharded over half of the ranks
+MODELS = ("ddp", "bn", "deep", "fsdp2", "hsdp")
 AT = 30  # the step in which scripts/failing.py fails
 FEW = ("raise", "kill", "stop", "embedding")
 TOO_LONG_S = float(os.environ.get("TOO_LONG_S", "150"))
@@ -68,6 +64,7 @@ TOLD = (
     "seconds",
 )
 AT_ONCE = int(os.environ.get("AT_ONCE", "3"))
+RANKS = 2
 ENVIRONMENT = {
     "TORCH_WATCHDOG_DEVICE_GATE": os.environ.get("DEVICE_GATE", "true"),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -77,7 +74,7 @@ ENVIRONMENT = {
 
 def launched(folder: Path, wrapper: list[str], *arguments: object) -> Ended:
     folder.mkdir(parents=True)
-    command = [*TORCHRUN, "--nproc-per-node", "2", "--master-port", str(next(PORTS)), str(SCRIPT), *map(str, arguments)]
+    command = [*TORCHRUN, "--nproc-per-node", str(RANKS), "--master-port", str(next(PORTS)), str(SCRIPT), *map(str, arguments)]
     with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
         process = subprocess.Popen(
             [*wrapper, *command], cwd=folder, env=environment(**ENVIRONMENT), stdout=out, stderr=err, start_new_session=True
@@ -123,11 +120,11 @@ def checked(folder: Path, path: str, model: str, optimizer: str) -> str:
     return found[1] if found else done.stderr[-300:]
 
 
-def row(folder: Path, fault: str, model: str, optimizer: str, sync: bool, known: dict[int, str]) -> dict[str, Any]:
+def row(folder: Path, fault: str, model: str, optimizer: str, sync: bool, known: dict[int, str], trial: int = 0) -> dict[str, Any]:
     arguments = ["--fault", fault, "--model", model, "--optimizer", optimizer, *(["--sync"] if sync else [])]
     timeout_s = 30 if fault in ("stop", "loop") else 600
     began = time.time()
-    name = f"{fault}-{model}-{optimizer}-{'sync' if sync else 'nosync'}"
+    name = f"{fault}-{model}-{optimizer}-{'sync' if sync else 'nosync'}-{trial}"
     run = launched(folder / name, WATCHDOG, *arguments, "--timeout", timeout_s)
     seen: dict[str, Any] = {
         "fault": fault,
@@ -199,7 +196,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help="a regular expression over fault-model-optimizer-sync|nosync")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--trials", type=int, default=1)
+    parser.add_argument("--no-cost", action="store_true", help="without the cost of the gate")
     args = parser.parse_args()
+    global RANKS
+    RANKS = args.ranks
     folder = Path(tempfile.mkdtemp(prefix="rescue-"))
     result: dict[str, Any] = {
         "cards": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())], "torch": torch.__version__,
@@ -207,19 +209,22 @@ def main() -> None:
         "python": platform.python_version(), "date": datetime.date.today().isoformat(), "rows": [],
     }  # fmt: skip
     table = [
-        (fault, model, optimizer, sync)
-        for fault, model, optimizer, sync in itertools.product(FAULTS, MODELS, ("foreach", "fused"), (True, False))
-        if (model not in ("bn", "deep") or fault in FEW)
+        (fault, model, optimizer, sync, trial)
+        for fault, model, optimizer, sync, trial in itertools.product(
+            FAULTS, MODELS, ("foreach", "fused"), (True, False), range(args.trials)
+        )
+        if (model in ("ddp", "fsdp2") or fault in FEW)
         and re.search(args.only, f"{fault}-{model}-{optimizer}-{'sync' if sync else 'nosync'}")
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        whole = {(model, optimizer) for _, model, optimizer, _ in table if model != "fsdp2"}
+        whole = {place[1:3] for place in table if place[1] != "fsdp2"}
         known = dict(zip(whole, pool.map(lambda place: reference(folder, *place), whole), strict=True))
-        for one in pool.map(lambda place: row(folder, *place, known.get(place[1:3], {})), table):
+        for one in pool.map(lambda place: row(folder, *place[:4], known.get(place[1:3], {}), place[4]), table):
             result["rows"].append(one)
             print(json.dumps({name: one.get(name) for name in TOLD}), flush=True)
             args.out.write_text(json.dumps(result, indent=1))
-    result["cost"] = cost()
+    if not args.no_cost:
+        result["cost"] = cost()
     args.out.write_text(json.dumps(result, indent=1))
 
 

@@ -1,8 +1,8 @@
 """The main promise on real GPUs: run by hand on a machine that has them, `python tests/gpu/stop.py --out FILE.json`.
 
-For 1 and (where there are two) 2 ranks: a clean run with and without the watchdog is bit-identical; a planted bad sample stops every rank
-before its step, with no device-side assert, every time; the resumed run equals, bit for bit, one in which that step never happened. `--resident`: the loader's
-batches are on the GPU already.
+For each number of ranks that there are GPUs for: a clean run with and without the watchdog is bit-identical; a planted bad sample stops every rank
+before its step, with no device-side assert, every time; the resumed run equals, bit for bit, one in which that step never happened, and so does one that
+skips the step. `--resident`: the loader's batches are on the GPU already.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 MORE: list[str] = []  # arguments of every launch
+ROWS_PER_RANK = 24
 
 
 def launched(folder: Path, name: str, ranks: int, wrapper: list[str], *arguments: object) -> Ended:
     place = folder / name
     place.mkdir(parents=True)
-    command = torchrun(*script("train.py", "--device", "cuda", *MORE, *arguments), ranks=ranks)
+    more = [*MORE, *(["--fixed-buckets"] if ranks > 2 else [])]
+    command = torchrun(*script("train.py", "--device", "cuda", "--rows", _rows(ranks), *more, *arguments), ranks=ranks)
     return launch(place, [*wrapper, *TORCHRUN, *command[1:]])
 
 
@@ -41,10 +43,14 @@ def numbers(run: Ended) -> tuple[list[str], list[str]]:
     ).exists() else []
 
 
+def _rows(ranks: int) -> int:
+    return ROWS_PER_RANK * max(2, ranks)
+
+
 def bad_sample(ranks: int) -> int:
     """A sample that the last rank meets at step 4, by the samplers of the script."""
     rng = torch.Generator().manual_seed(0)
-    order = torch.randperm(48, generator=rng).tolist()
+    order = torch.randperm(_rows(ranks), generator=rng).tolist()
     return int(order[ranks - 1 :: ranks][3 * 4 + 2])
 
 
@@ -80,6 +86,11 @@ def scenario(folder: Path, ranks: int) -> dict[str, Any]:
         reference = launched(folder, "reference", ranks, [], "--never", incidents[0]["step"], "--out", "d")
         rows["resumed bit-identical"] = numbers(resumed)[1] == numbers(reference)[1] != []
         rows["resumed exit code"] = resumed.code
+        skipped = launched(folder, "skipped", ranks, [*WATCHDOG, "--policy", "skip"], "--epochs", 1, "--bad", bad, "--out", "d")
+        once = launched(folder, "once", ranks, [], "--epochs", 1, "--never", incidents[0]["step"], "--out", "d")
+        rows["skipped bit-identical"] = skipped.code == once.code == 0 and numbers(skipped)[1] == numbers(once)[1] != []
+        if not rows["skipped bit-identical"]:
+            rows["skipped output"] = (skipped.out + skipped.err)[-3000:]
         if not rows["resumed bit-identical"]:
             rows["resumed output"] = (resumed.out + resumed.err)[-3000:]
     else:

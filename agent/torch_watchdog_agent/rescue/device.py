@@ -151,12 +151,14 @@ class DeviceGate:
 
 
 def to_host(value: Any) -> Any:
-    """`value` with every tensor on a device copied to the host, strides kept so that no kernel is needed."""
+    """`value` with every tensor on a device copied to the host, strides kept so that no kernel is needed. Of a sharded one this rank's shard, no collective."""
     import torch
 
     if isinstance(value, torch.Tensor):
         if not value.is_cuda:
             return value
+        if hasattr(value, "to_local"):  # `from_local` would bring it back to the mesh's device
+            return type(value)(to_host(value.to_local()), value._spec, requires_grad=False)
         copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return copy.copy_(value.detach())
     if isinstance(value, dict):

@@ -113,8 +113,8 @@ class OnGpu:
             return False
         return self._gate.answers(parameter.to_local() if hasattr(parameter, "to_local") else parameter)
 
-    def save(self, order: Rescue, *, within_s: float) -> Saved:
-        """The state behind the closed gate, by plain copies to the host; buffers as they were copied when the step at hand began."""
+    def save(self, order: Rescue, *, part: int | None, within_s: float) -> Saved:
+        """The state, or this rank's `part` of it, behind the closed gate, by plain copies to the host; buffers as they were copied at the step's start."""
         from torch_watchdog_agent.rescue.device import to_host
 
         rank, gate, ahead = self._rank, self._gate, self.closed
@@ -123,7 +123,8 @@ class OnGpu:
         ahead.mend(rank.subjects.now())
         try:
             return gate.read(
-                lambda: save(rank, order, updates=ahead.updates, windows_back=ahead.windows_back, read=to_host), within_s=within_s
+                lambda: save(rank, order, updates=ahead.updates, windows_back=ahead.windows_back, read=to_host, part=part),
+                within_s=within_s,
             )
         except TimeoutError as error:
             return unsaved(rank, order, ahead.updates, str(error))

@@ -38,7 +38,10 @@ def holdings(state: TrainingState, *, world_size: int) -> tuple[Holds, str]:
 
 
 def part_of(state: TrainingState, *, world_size: int) -> tuple[int, int]:
-    """(which part, of how many) where every parameter is sharded alike over some of the ranks and repeated over others (HSDP); (0, 0) where not."""
+    """(which part, of how many) where every parameter is sharded alike over some of the ranks and repeated over others (HSDP); (0, 0) where not.
+
+    (0, 1): copies on every rank, each of them sharded over itself alone, as with HSDP over nodes of one GPU each.
+    """
     parameters = [param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"]]
     parts = {_part_of(param, world_size) for param in parameters}
     return parts.pop() if len(parts) == 1 else (0, 0)
@@ -49,13 +52,13 @@ def _part_of(param: Any, world_size: int) -> tuple[int, int]:
     at = mesh.get_coordinate() if mesh is not None else None
     if mesh is None or at is None or mesh.size() != world_size:
         return 0, 0
-    part, parts = 0, 1
+    part, parts, is_sharded = 0, 1, False
     for size, index, placement in zip(mesh.shape, at, param.placements, strict=True):
         if placement.is_shard():
-            part, parts = part * size + index, parts * size
+            part, parts, is_sharded = part * size + index, parts * size, True
         elif not placement.is_replicate():
             return 0, 0
-    return (part, parts) if 1 < parts < world_size else (0, 0)
+    return (part, parts) if is_sharded and parts < world_size else (0, 0)
 
 
 def _why_sharded(state: TrainingState, parameters: list[Any]) -> str:

@@ -247,10 +247,6 @@ class Rescuer:
         sockets.shut_down_all()
         self._settle()
         holds, why = self._holdings(kept)
-        if holds == "part":
-            from torch_watchdog_agent.rescue.replica import part_of
-
-            self._part = part_of(kept, world_size=rank.identity.world_size)
         rank.tell(self._freed(free, holds, why, rank.loop.updates_applied))
         self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
 
@@ -287,8 +283,6 @@ class Rescuer:
         self._end_where_stuck()
 
     def _holdings_on_device(self, state: Any, ahead: Ahead) -> tuple[Holds, str]:
-        from torch_watchdog_agent.rescue.replica import holdings, part_of
-
         with self._changed:
             launching = self._phase == "update" and not self._standing
             half = self._window.most_steps > 1
@@ -302,11 +296,9 @@ class Rescuer:
         why = ahead.why_not(state, self._rank.window)
         if why:
             return "nothing", why
-        holds, why = holdings(state, world_size=self._rank.identity.world_size)
-        if holds == "all" and not self._gpu.answers(state):
+        holds, why = self._shares(state)
+        if (holds == "all" or self._part[1]) and not self._gpu.answers(state):
             return "nothing", "the device's launch queue is full, and no other thread can read the parameters"
-        if holds == "part" and part_of(state, world_size=self._rank.identity.world_size)[1]:
-            return holds, "each rank holds a part of the state (HSDP), and parts on GPUs are not put together yet"
         return holds, why
 
     def _let_the_update_end(self, *, within_s: float = SETTLE_S) -> None:
@@ -327,8 +319,6 @@ class Rescuer:
             self._changed.wait(0.2)
 
     def _holdings(self, state: Any) -> tuple[Holds, str]:
-        from torch_watchdog_agent.rescue.replica import holdings
-
         with self._changed:
             if self._phase == "update":
                 return "nothing", "its update was under way, and a half step is never saved"
@@ -339,7 +329,15 @@ class Rescuer:
                 return "nothing", f"{missing}, and a half step is never saved"
         if not self._rank.loop.updates_applied:
             return "nothing", "no update had been applied yet"
-        return holdings(state, world_size=self._rank.identity.world_size)
+        return self._shares(state)
+
+    def _shares(self, state: Any) -> tuple[Holds, str]:
+        from torch_watchdog_agent.rescue.replica import holdings, part_of
+
+        holds, why = holdings(state, world_size=self._rank.identity.world_size)
+        if holds == "part":
+            self._part = part_of(state, world_size=self._rank.identity.world_size)
+        return holds, why
 
     def _freed(self, free: Free, holds: Holds, why: str, updates: int) -> Freed:
         from torch_watchdog_agent.checkpoint.manifest import newest_committed
@@ -377,8 +375,8 @@ class Rescuer:
         from torch_watchdog_agent.rescue.saving import save
 
         rank = self._rank
-        if self._gpu.closed is not None:
-            return self._gpu.save(order, within_s=within_s)
-        begun = self._phase == "window" and rank.loop.trained_on > 0  # an evaluation before the next step's first batch changes nothing
         part = self._part[0] if self._part[1] else None
+        if self._gpu.closed is not None:
+            return self._gpu.save(order, part=part, within_s=within_s)
+        begun = self._phase == "window" and rank.loop.trained_on > 0  # an evaluation before the next step's first batch changes nothing
         return save(rank, order, updates=rank.loop.updates_applied, windows_back=int(begun), part=part)

@@ -52,12 +52,12 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
 
 
 def seal(rank: Rank, order: WriteCommitted, saved: Saved, *, parts: int) -> Committed:
-    """Once all is written; what was written in `parts` is put together first."""
+    """Once all is written; what was written in `parts` is put together first. 0: it was written whole."""
     from torch_watchdog_agent.checkpoint.errors import in_words
     from torch_watchdog_agent.checkpoint.pieces import join
 
     try:
-        if len(order.manifest["ranks"]) > 1:
+        if parts:
             order = replace(order, manifest=join(Path(saved.path), order.manifest, parts=parts))
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
         return Committed(rank=rank.identity.rank, generation=order.generation, error=in_words(error))

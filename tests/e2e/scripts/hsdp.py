@@ -1,4 +1,4 @@
-"""HSDP: two copies of the model, each sharded over two ranks (FSDP2 over a mesh of 2 x 2); rank 3 is killed before an update, or all train to the end.
+"""HSDP: two copies of the model, each sharded over half of the ranks (FSDP2 over a mesh); some are killed before an update, or all train to the end.
 
 Each rank writes a digest of its own shards, optimizer state included, after every update. Knows nothing of the watchdog but `restore()`: with --check it
 loads a checkpoint and prints the digests only.
@@ -44,7 +44,7 @@ def main() -> None:
     rank = dist.get_rank()
     torch.manual_seed(7)
     model = Shaped()
-    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copies", "shards")))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if args.check:
         import torch_watchdog_agent

@@ -49,11 +49,10 @@ class Net(nn.Module):
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> str:
     """Of parameters, buffers, the optimizer's state and learning rate, and the scheduler's place."""
     sha = hashlib.sha256(repr((scheduler.last_epoch, [group["lr"] for group in optimizer.param_groups])).encode())
-    for name, value in sorted(model.state_dict().items()):
-        sha.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    for state in optimizer.state_dict()["state"].values():
-        for name, value in sorted(state.items()):
-            sha.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    for entries in (model.state_dict(), *optimizer.state_dict()["state"].values()):
+        for name, value in sorted(entries.items()):
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            sha.update(name.encode() + whole.detach().cpu().contiguous().numpy().tobytes())
     return sha.hexdigest()
 
 
@@ -88,12 +87,15 @@ def build(
     torch.manual_seed(7)
     plain = Net(150 if args.model == "deep" else 8, buffers=args.model == "bn").to(device)
     model: nn.Module = plain
-    if args.model == "fsdp2" and dist.is_initialized():
+    if args.model in ("fsdp2", "hsdp") and dist.is_initialized():
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        ranks = dist.get_world_size()
+        mesh = init_device_mesh("cuda", (2, ranks // 2) if args.model == "hsdp" else (ranks,))
         for layer in plain.body:
-            fully_shard(layer)
-        fully_shard(plain)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(plain, mesh=mesh)
     elif dist.is_initialized():
         model = DistributedDataParallel(plain, device_ids=[device.index])
     kind = {"foreach": args.optimizer == "foreach", "fused": args.optimizer == "fused"}
@@ -146,7 +148,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", default="")
     parser.add_argument("--at", type=int, default=30)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--model", default="ddp", choices=["ddp", "bn", "deep", "fsdp2"])
+    parser.add_argument("--model", default="ddp", choices=["ddp", "bn", "deep", "fsdp2", "hsdp"])
     parser.add_argument("--optimizer", default="foreach", choices=["foreach", "fused"])
     parser.add_argument("--sync", action="store_true")
     parser.add_argument("--trail", action="store_true")
