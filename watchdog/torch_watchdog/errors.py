@@ -15,6 +15,7 @@ __all__ = [
     "DaemonRefusedError",
     "DaemonStartError",
     "DaemonUnreachableError",
+    "DiskAwayError",
     "JobElsewhereError",
     "JobForbiddenError",
     "JobNameTakenError",
@@ -201,6 +202,15 @@ class RunDirectoryError(WatchdogError):
     def __init__(self, path: Path, reason: str, advice: str) -> None:
         super().__init__(f"{path}: {reason}. {advice}")
         self.path, self.reason = path, reason
+
+
+class DiskAwayError(WatchdogError):
+    """A folder that does not answer."""
+
+    def __init__(self, folder: Path, waited_s: float) -> None:
+        waited = f"has not answered within {waited_s:g} s" if waited_s else "does not answer, and many wait for it already"
+        super().__init__(f"{folder}: it {waited}. Is its disk there? What reports now is not held up by it: ask again later")
+        self.folder, self.waited_s = folder, waited_s
 
 
 class MissingExtraError(WatchdogError):

@@ -36,4 +36,4 @@ def test_the_terminal_follows_the_job_until_it_ends(fleet: Fleet) -> None:
 
 def test_a_daemon_that_no_job_has_reported_to_is_not_taken_for_an_empty_folder(fleet: Fleet) -> None:
     screen = Screen([sys.executable, "-m", "torch_watchdog.cli", "jobs", "--daemon", fleet.socket])
-    assert " ".join(screen.finished().split()) == f"no job has reported to the daemon at {fleet.socket} since it began"
+    assert " ".join(screen.finished().split()) == f"no job is known to the daemon at {fleet.socket}"

@@ -81,17 +81,17 @@ def test_a_job_without_an_end_that_was_written_to_just_now_is_another_daemons(tm
     joined = {"kind": "node.joined", "node": "n", "time": "2026-01-31T00:00:00+00:00"}
     run(tmp_path, "alive", joined)
     now_s = (tmp_path / "alive" / "events.jsonl").stat().st_mtime
-    assert past_jobs(tmp_path, but=(), now_s=now_s + 5) == ([], 0) and past_job(tmp_path, "alive", now_s=now_s + 5) is None
-    (found,), _ = past_jobs(tmp_path, but=(), now_s=now_s + 3600)
+    assert past_jobs(tmp_path, but=(), now_s=now_s + 5, known={}) == ([], 0) and past_job(tmp_path, "alive", now_s=now_s + 5) is None
+    (found,), _ = past_jobs(tmp_path, but=(), now_s=now_s + 3600, known={})
     assert (found.state, found.exit_code, found.nodes) == ("ended", None, ("n",))
 
 
 def test_the_newest_are_listed_and_the_others_counted(tmp_path: Path) -> None:
     for number in range(MAX_JOBS + 3):
         run(tmp_path, f"job-{number}", {"kind": "node.left", "exit_code": 0})
-    found, older = past_jobs(tmp_path, but=("job-0",), now_s=0.0)
+    found, older = past_jobs(tmp_path, but=("job-0",), now_s=0.0, known={})
     assert (len(found), older) == (MAX_JOBS, 2)
-    assert past_jobs(tmp_path / "none", but=(), now_s=0.0) == ([], 0)
+    assert past_jobs(tmp_path / "none", but=(), now_s=0.0, known={}) == ([], 0)
 
 
 def test_what_no_daemon_writes_neither_holds_the_list_up_nor_takes_the_others_off_it(tmp_path: Path) -> None:
@@ -107,5 +107,5 @@ def test_what_no_daemon_writes_neither_holds_the_list_up_nor_takes_the_others_of
     (tmp_path / "good" / "incidents" / "\u00b2").mkdir()
     os.makedirs(os.fsencode(tmp_path) + b"/\xff")
     (tmp_path / os.fsdecode(b"\xff") / "events.jsonl").write_text(good)
-    found, older = past_jobs(tmp_path, but=(), now_s=time.time() + 1000)
+    found, older = past_jobs(tmp_path, but=(), now_s=time.time() + 1000, known={})
     assert ([status.job for status in found if status.job not in odd.keys() - {"good"}], older) == (["good"], 0)

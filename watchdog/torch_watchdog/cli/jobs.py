@@ -24,7 +24,7 @@ def command(context: click.Context, /, as_json: bool, **_: object) -> None:
     if as_json:
         print_json({"jobs": found})
         return
-    where = f"in {config.directory}" if config.daemon == "auto" else f"has reported to the daemon at {config.daemon} since it began"
+    where = f"in {config.directory}" if config.daemon == "auto" else f"is known to the daemon at {config.daemon}"
     rows = [
         (
             job["job"],

@@ -164,6 +164,10 @@ class CentralJob(DaemonJob):
     def record(self) -> Mapping[str, Any]:
         return read_job(self.directory.root)
 
+    def contract(self, rank: int) -> Mapping[str, Any]:
+        """Ranks write it beside their launch."""
+        return DiskJob(self.directory).contract(rank)
+
     def folder(self) -> Path | None:
         return self.directory.root
 

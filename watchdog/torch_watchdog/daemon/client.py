@@ -24,6 +24,7 @@ __all__ = ["DaemonClient", "client_of"]
 
 _T = TypeVar("_T")
 _MAX_MESSAGE_BYTES = 64 << 20
+_STEPS_PATIENCE = 12.0  # times that of another question: a run of days takes a while to read
 _UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED})
 
 
@@ -58,7 +59,7 @@ class DaemonClient:
     ) -> tuple[StepBlock, ...]:
         """The blocks that hold any step of the range (inclusive), in the order in which they came."""
         request = query_pb2.GetStepsRequest(job=name, rank=rank, first_step=first_step, last_step=last_step)
-        return self._ask(name, lambda call: tuple(map(codec.read_plain_message, self._stub.GetSteps(request, **call))))
+        return self._ask(name, lambda call: tuple(map(codec.read_plain_message, self._stub.GetSteps(request, **call))), _STEPS_PATIENCE)
 
     def request(self, name: str, kind: OrderKind, *, by: str, reason: str = "") -> OrderAnswer:
         """Asks the job for a clean stop or a checkpoint."""
@@ -103,9 +104,9 @@ class DaemonClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _ask(self, job: str, question: Callable[[dict[str, Any]], _T]) -> _T:
+    def _ask(self, job: str, question: Callable[[dict[str, Any]], _T], patience: float = 1.0) -> _T:
         try:
-            return question({"timeout": self._timeout_s, "metadata": self._metadata})
+            return question({"timeout": patience * self._timeout_s, "metadata": self._metadata})
         except grpc.RpcError as error:
             self._raise(job, error)
 

@@ -16,6 +16,7 @@ from torch_watchdog.daemon.audit import Audit
 from torch_watchdog.daemon.calls import Calls
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
+from torch_watchdog.daemon.disk import DiskReader, PastList
 from torch_watchdog.daemon.grants import Grants
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.keeping import keeping
@@ -46,13 +47,14 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     clock = steady_clock()
     renewal = None if config.certificate is None else Renewal(config.certificate, say=say)
     counters, grants = Counters(started_s=clock()), Grants(config.token, config.tokens_file, now=time.time)
-    with _store(config, say) as (writer, index, store):
+    with _store(config, say) as (writer, index, store), contextlib.closing(DiskReader(config.runs_dir)) as disk:
         async with _alerting(config, writer, store, clock, say) as alerting:
             ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=alerting, store=store)
             audit = Audit(config.audit_file, writer=writer, now=clock, say=say)
             calls = Calls(grants=grants, counters=counters, audit=audit, say=say if config.audit_file is not None else _quiet)
             view = FleetView(
                 ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting, audit=audit,
+                disk=disk, past=PastList(config.runs_dir, disk),
                 store_away_s=lambda: 0.0 if store is None else store.mirror.away_s,
             )  # fmt: skip
             async with (
@@ -136,7 +138,7 @@ async def _serving(
     ingest = view.ingest
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(ingest, calls), server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(ingest, calls), server)
-    query_pb2_grpc.add_QueryServicer_to_server(QueryService(ingest, calls, index=index), server)
+    query_pb2_grpc.add_QueryServicer_to_server(QueryService(view, calls, index=index), server)
     alerts_pb2_grpc.add_AlertsServicer_to_server(AlertsService(view.alerting, calls), server)
     addresses = tuple(bind(server, address, token=config.token, renewal=renewal) for address in config.listen)
     await server.start()

@@ -1,4 +1,4 @@
-"""The gRPC service of the command line: what the daemon knows of its jobs, and orders for them.
+"""The gRPC service of the command line: what the daemon knows of its jobs, those that ended before it began included, and orders for them.
 
 Owns no state. Steps are read from the run directory, by way of the index where there is one, never from memory.
 """
@@ -16,8 +16,6 @@ import grpc
 
 from torch_watchdog.daemon.calls import Calls, checked
 from torch_watchdog.daemon.grants import OWNER
-from torch_watchdog.daemon.ingest import Ingest
-from torch_watchdog.job.events import OrderRequested, Refused
 from torch_watchdog.store.read import read_blocks
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto import codec
@@ -26,6 +24,7 @@ from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
 
 if TYPE_CHECKING:
+    from torch_watchdog.daemon.view import FleetView
     from torch_watchdog.store.index import BlockIndex
 
 __all__ = ["QueryService"]
@@ -37,35 +36,37 @@ _MAX_CONTRACT_BYTES = 4 << 20
 class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
     """One method a question."""
 
-    def __init__(self, ingest: Ingest, calls: Calls, *, index: BlockIndex | None) -> None:
-        self._ingest, self.calls, self._index = ingest, calls, index
+    def __init__(self, view: FleetView, calls: Calls, *, index: BlockIndex | None) -> None:
+        self._view, self.calls, self._index = view, calls, index
         self._reading = asyncio.Lock()
 
     @checked("look")
     async def ListJobs(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's names
         answer = query_pb2.ListJobsAnswer()
         grant = self.calls.grant(context)
-        for live in reversed([live for live in self._ingest.jobs if grant is not None and grant.fits(live.job.name)]):
-            status = codec.plain_message(live.job.status())
-            status.ClearField("ranks")
-            answer.jobs.append(status)
+        live = [live.job.status() for live in reversed(self._view.live_jobs())]
+        for job in (*live, *(await self._view.past_jobs()).jobs):
+            if grant is not None and grant.fits(job.job):
+                status = codec.plain_message(job)
+                status.ClearField("ranks")
+                answer.jobs.append(status)
         return answer
 
     @checked("look")
     async def GetJob(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.check_job(context, request.job)
-        return codec.plain_message(self._ingest.live(request.job).job.status())
+        return codec.plain_message(await self._view.any_job(request.job))
 
     @checked("look")
     async def ListIncidents(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.check_job(context, request.job)
-        incidents = self._ingest.live(request.job).job.incidents
+        incidents = await self._view.any_incidents(request.job)
         return query_pb2.ListIncidentsAnswer(incidents_json=[json.dumps(incident, allow_nan=False) for incident in incidents])
 
     @checked("look")
     async def GetSteps(self, request: Any, context: Any) -> None:  # noqa: N802
         self.calls.check_job(context, request.job)
-        run_dir = self._ingest.live(request.job).run_dir
+        run_dir = await self._view.any_run_dir(request.job)
         wanted = {name: getattr(request, name) for name in ("rank", "first_step", "last_step") if request.HasField(name)}
         async with self._reading:
             async for block in self._blocks(run_dir, wanted):
@@ -74,7 +75,7 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
     async def _blocks(self, run_dir: Path, wanted: dict[str, int]) -> AsyncIterator[StepBlock]:
         """A few at a time, in another thread: the loop has orders to send meanwhile."""
         blocks = self._found(run_dir, wanted)
-        while some := await asyncio.to_thread(lambda: list(itertools.islice(blocks, _BLOCKS_AT_ONCE))):
+        while some := await self._view.disk.read(lambda: list(itertools.islice(blocks, _BLOCKS_AT_ONCE))):
             for block in some:
                 yield block
 
@@ -93,24 +94,27 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
         self.calls.check_job(context, request.job)
         if request.kind not in ORDER_KINDS:
             raise codec.MalformedMessageError(f"{request.kind[:40]!r} is no order: use one of {', '.join(ORDER_KINDS)}")
-        live = self._ingest.live(request.job)
-        wanted = OrderRequested(kind=cast("OrderKind", request.kind), by=request.by[:200], reason=request.reason[:1000])
-        refusal = next((effect for effect in live.handle(wanted) if isinstance(effect, Refused)), None)
-        answer = OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
+        if not self._view.is_live(request.job):
+            await self._view.past_job(request.job)
+            return codec.plain_message(OrderAnswer(accepted=False, text="it has ended"))
         who = (self.calls.grant(context) or OWNER).name
-        self.calls.audit.note(request.kind, request.job, who=who, says=request.by, accepted=answer.accepted, reason=request.reason)
-        return codec.plain_message(answer)
+        kind = cast("OrderKind", request.kind)
+        return codec.plain_message(self._view.request_order(request.job, kind, by=request.by, reason=request.reason, who=who))
 
     @checked("look")
     async def GetContract(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.check_job(context, request.job)
-        path = RunDirectory(self._ingest.live(request.job).run_dir).contract_file(request.rank)
-        text = await asyncio.to_thread(_read_bounded, path)
+        path = RunDirectory(await self._view.any_run_dir(request.job)).contract_file(request.rank)
+        text = await self._view.disk.read(lambda: _read_bounded(path))
         if text is None:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"rank {request.rank} has written no contract yet: it learns in its first steps"
-            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, await self._no_contract(request.job, request.rank))
         return query_pb2.ContractAnswer(contract_json=text)
+
+    async def _no_contract(self, job: str, rank: int) -> str:
+        of_launch = (await self._view.any_job(job)).run_dir
+        if Path(of_launch) != await self._view.any_run_dir(job):
+            return f"what ranks have learned lies with their launch, not with this daemon: `watchdog contract` where {of_launch} is"
+        return f"rank {rank} has written no contract yet: it learns in its first steps"
 
 
 def _read_bounded(path: Path) -> str | None:

@@ -6,7 +6,6 @@ on sends orders to ranks. Knows nothing of HTTP.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.daemon.counters import Counters
+from torch_watchdog.daemon.disk import DiskReader, Listed, PastList
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.errors import UnknownJobError
 from torch_watchdog.job.events import OrderRequested, Refused
-from torch_watchdog.store.past import PastJob, past_job, past_jobs
-from torch_watchdog.store.read import read_blocks, read_events, read_newest_blocks
+from torch_watchdog.store.past import PastJob, past_job
+from torch_watchdog.store.read import read_events, read_newest_blocks
 from torch_watchdog_proto.envelopes import JobStatus, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import StepBlock
 
@@ -38,6 +38,8 @@ class FleetView:
     clock: Callable[[], float]
     counters: Counters
     ready: Callable[[], str | None]
+    disk: DiskReader
+    past: PastList
     alerting: Alerting | None = None
     audit: Audit | None = None
     store_away_s: Callable[[], float] = float  # how long a shared store has not answered
@@ -59,17 +61,27 @@ class FleetView:
         """As their JSON objects, oldest first."""
         return self.ingest.live(name).job.incidents
 
-    async def past_jobs(self) -> tuple[Sequence[JobStatus], int]:
-        """Jobs that ended before this daemon began, newest first, without their ranks; and how many older ones are left out."""
-        live = {job.job.name for job in self.ingest.jobs}
-        return await asyncio.to_thread(past_jobs, self.ingest.runs_dir, but=live, now_s=time.time())
+    async def past_jobs(self) -> Listed:
+        """Jobs that ended before this daemon began."""
+        return await self.past.without({job.job.name for job in self.ingest.jobs})
 
     async def past_job(self, name: str) -> PastJob:
-        """One of those."""
-        found = await asyncio.to_thread(past_job, self.ingest.runs_dir, name, now_s=time.time())
+        """One of those. Raises DiskAwayError, as all that reads."""
+        found = await self.disk.read(lambda: past_job(self.ingest.runs_dir, name, now_s=time.time()))
         if found is None:
             raise UnknownJobError(name, tuple(live.job.name for live in self.ingest.jobs))
         return found
+
+    async def any_job(self, name: str) -> JobStatus:
+        """With its ranks, whether or not it has reported to this daemon; as the next two."""
+        return self.job(name) if self.is_live(name) else (await self.past_job(name)).status
+
+    async def any_incidents(self, name: str) -> Sequence[Mapping[str, Any]]:
+        return self.incidents(name) if self.is_live(name) else (await self.past_job(name)).incidents
+
+    async def any_run_dir(self, name: str) -> Path:
+        """What this daemon keeps of it."""
+        return self.run_dir(name) if self.is_live(name) else (await self.past_job(name)).run_dir
 
     def is_live(self, name: str) -> bool:
         """Whether it has reported to this daemon."""
@@ -77,18 +89,12 @@ class FleetView:
 
     async def events(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The lines of events.jsonl, oldest first."""
-        return await asyncio.to_thread(read_events, self.run_dir(name))
-
-    async def blocks(
-        self, name: str, rank: int | None = None, first_step: int | None = None, last_step: int | None = None
-    ) -> Sequence[StepBlock]:
-        """The recorded steps of the range (inclusive), in the order in which they came."""
-        run_dir = self.run_dir(name)
-        return await asyncio.to_thread(lambda: tuple(read_blocks(run_dir, rank, first_step, last_step)))
+        run_dir = await self.any_run_dir(name)
+        return await self.disk.read(lambda: read_events(run_dir))
 
     async def newest_blocks(self, run_dir: Path, rank: int) -> Sequence[StepBlock]:
         """What the newest segments have of a rank: bounded, however long the run."""
-        return await asyncio.to_thread(read_newest_blocks, run_dir, rank)
+        return await self.disk.read(lambda: read_newest_blocks(run_dir, rank))
 
     def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str, who: str) -> OrderAnswer:
         """Asks the job for a clean stop or a checkpoint. `who` is proven by a token, `by` is what the caller says."""

@@ -140,7 +140,8 @@ class Job:
         if hello.node in self._nodes:
             return ()
         self._nodes[hello.node] = None
-        return (self._event(now, "node.joined", text=f"node {hello.node} reports (torch-watchdog {hello.version})", node=hello.node),)
+        text = f"node {hello.node} reports (torch-watchdog {hello.version})"
+        return (self._event(now, "node.joined", text=text, node=hello.node, run_dir=hello.run_dir),)
 
     def _on_away(self, node: str, now: float) -> tuple[Effect, ...]:
         if self._nodes.get(node, self) is not None:

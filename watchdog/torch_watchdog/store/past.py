@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.job.incident import is_order
@@ -21,7 +21,10 @@ from torch_watchdog.store.read import read_events, read_incidents, read_job, rea
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
-__all__ = ["MAX_JOBS", "PastJob", "exit_code_of", "past_job", "past_jobs"]
+__all__ = ["MAX_JOBS", "Known", "PastJob", "exit_code_of", "past_job", "past_jobs"]
+
+_Version: TypeAlias = tuple[tuple[int, int] | None, ...]  # of the files that a status is made of: when each was changed, and its size
+Known: TypeAlias = dict[str, tuple[_Version, JobStatus]]  # what an earlier look has found
 
 MAX_JOBS = 200
 _AT_REST_S = 120.0  # a job without an end whose record has grown since may belong to another daemon
@@ -30,7 +33,7 @@ _MAX_EVENTS_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastJob:
-    """`record` is its launch's job.json where that lies here, else empty."""
+    """`record` is its launch's job.json where that lies here, else empty; `run_dir` is here, that of `status` is the launch's own."""
 
     run_dir: Path
     status: JobStatus
@@ -38,12 +41,14 @@ class PastJob:
     record: Mapping[str, Any]
 
 
-def past_jobs(runs_dir: Path, *, but: Collection[str], now_s: float) -> tuple[list[JobStatus], int]:
-    """Newest first, without their ranks; and how many older folders are left out."""
+def past_jobs(runs_dir: Path, *, but: Collection[str], now_s: float, known: Known) -> tuple[list[JobStatus], int]:
+    """Newest first, without their ranks; and how many older folders are left out. `known` is brought up to date, for the next look."""
     changed = sorted(_changed(runs_dir, but), reverse=True)
-    found = (_ended_if_read(runs_dir / name, now_s) for _, name in changed[:MAX_JOBS])
-    known = sorted((job.status for job in found if job is not None), key=lambda status: status.started_s, reverse=True)
-    return known, max(0, len(changed) - MAX_JOBS)
+    names = [name for _, name in changed[:MAX_JOBS]]
+    for gone in known.keys() - set(names):
+        known.pop(gone, None)
+    found = [status for name in names if (status := _status_if_read(runs_dir / name, now_s, known)) is not None]
+    return sorted(found, key=lambda status: status.started_s, reverse=True), max(0, len(changed) - MAX_JOBS)
 
 
 def past_job(runs_dir: Path, name: str, *, now_s: float) -> PastJob | None:
@@ -81,12 +86,33 @@ def _when_changed(root: Path) -> list[tuple[float, str]]:
         return []
 
 
-def _ended_if_read(root: Path, now_s: float) -> PastJob | None:
+def _status_if_read(root: Path, now_s: float, known: Known) -> JobStatus | None:
     """None of what holds something else than a daemon writes: one odd folder must not take all the others off the page."""
+    version = _version(root)  # before it is read: what is written meanwhile is read again
+    before = known.get(root.name)
+    if before is not None and before[0] == version:
+        return before[1]
     try:
-        return _ended(root, now_s)
+        job = _ended(root, now_s)
     except (TypeError, ValueError, OverflowError, AttributeError):
         return None
+    if job is None:
+        return None
+    known[root.name] = version, job.status
+    return job.status
+
+
+def _version(root: Path) -> _Version:
+    """Whatever changes an incident is in events.jsonl, too."""
+    return tuple(map(_file_version, (RunDirectory(root).events_file, RunDirectory(root).job_file)))
+
+
+def _file_version(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _ended(root: Path, now_s: float) -> PastJob | None:
@@ -111,11 +137,13 @@ def _status(
     root: Path, record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]]
 ) -> JobStatus:
     ranks = {event.get("rank") for event in events if event.get("kind") == "rank.connected"}
+    joined = [event for event in events if event.get("kind") == "node.joined"]
+    run_dir = str(root) if record else next((str(event["run_dir"]) for event in joined if event.get("run_dir")), str(root))
     return JobStatus(
-        job=root.name, state="ended", policy=record.get("policy") or "stop", run_dir=str(root),
+        job=root.name, state="ended", policy=record.get("policy") or "stop", run_dir=run_dir,
         attempt=max((int(event.get("attempt") or 0) for event in events), default=0), world_size=record.get("world_size") or len(ranks),
         started_s=_epoch_s(record.get("started") or next((event.get("time") for event in events), None)),
-        nodes=tuple(sorted({str(event["node"]) for event in events if event.get("kind") == "node.joined" and event.get("node")})),
+        nodes=tuple(sorted({str(event["node"]) for event in joined if event.get("node")})),
         incidents=sum(not is_order(found) for found in incidents), exit_code=exit_code_of(record, events, incidents),
     )  # fmt: skip
 

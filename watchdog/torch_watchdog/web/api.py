@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from torch_watchdog.alerts.desk import silence_to_json
 from torch_watchdog.daemon.view import FleetView
-from torch_watchdog.errors import UnknownJobError
+from torch_watchdog.errors import DiskAwayError, UnknownJobError
 from torch_watchdog.web.openapi import Operation, Parameter, document
 from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderKind
 
@@ -27,13 +27,13 @@ _MAX_EVENTS = 1_000
 
 async def _jobs(request: Request) -> Response:
     view = _view(request)
-    past, _ = await view.past_jobs()
-    return JSONResponse({"jobs": [_without_ranks(status) for status in (*view.jobs(), *past)]})
+    past = await view.past_jobs()
+    return JSONResponse({"jobs": [_without_ranks(status) for status in (*view.jobs(), *past.jobs)]})
 
 
 async def _job(request: Request) -> Response:
     view, name = _view(request), request.path_params["job"]
-    return JSONResponse(dataclasses.asdict(view.job(name) if view.is_live(name) else (await view.past_job(name)).status))
+    return JSONResponse(dataclasses.asdict(await view.any_job(name)))
 
 
 async def _incidents(request: Request) -> Response:
@@ -41,8 +41,7 @@ async def _incidents(request: Request) -> Response:
 
 
 async def _incidents_of(request: Request) -> Sequence[Mapping[str, Any]]:
-    view, name = _view(request), request.path_params["job"]
-    return view.incidents(name) if view.is_live(name) else (await view.past_job(name)).incidents
+    return await _view(request).any_incidents(request.path_params["job"])
 
 
 async def _incident(request: Request) -> Response:
@@ -123,6 +122,8 @@ def _answering(endpoint: Callable[[Request], Any]) -> Callable[[Request], Any]:
             return cast("Response", await endpoint(request))
         except UnknownJobError as error:
             return _problem(404, str(error))
+        except DiskAwayError as error:
+            return _problem(503, str(error))
         except _BadRequestError as error:
             return _problem(400, str(error))
 

@@ -28,7 +28,7 @@ async def page(request: Request) -> Response:
 
 async def _found(request: Request) -> Mapping[str, Any] | None:
     view, job = request.app.state.view, request.path_params["job"]
-    incidents = view.incidents(job) if view.is_live(job) else (await view.past_job(job)).incidents
+    incidents = await view.any_incidents(job)
     return next((found for found in incidents if found["id"] == request.path_params["incident"]), None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ async def page(request: Request) -> Response:
     if not view.is_live(name):
         return await past.page(request, await view.past_job(name))
     job, incidents = view.job(name), list(view.incidents(name))
-    words = await asyncio.to_thread(_words, view.run_dir(name), incidents) if job.state == "ended" else []
+    words = await view.disk.read(lambda: _words(view.run_dir(name), incidents)) if job.state == "ended" else []
     return render(
         request, "job.html", job=job, words=words, incidents=incidents[::-1][:_SHOWN_INCIDENTS], metrics=METRICS,
         summary=request.app.state.heat.summary(name),

@@ -14,7 +14,7 @@ __all__ = ["page"]
 
 async def page(request: Request) -> Response:
     view = request.app.state.view
-    past, older = await view.past_jobs()
-    jobs = [*view.jobs(), *past]
+    past = await view.past_jobs()
+    jobs = [*view.jobs(), *past.jobs]
     rows = [(job, f"{datetime.fromtimestamp(job.started_s, UTC):%m-%d %H:%M}" if job.started_s else "") for job in jobs]
-    return render(request, "jobs.html", rows=rows, older=older)
+    return render(request, "jobs.html", rows=rows, older=past.older, is_earlier=past.is_earlier)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ async def page(request: Request, job: PastJob) -> Response:
         "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt or None,
         "incidents": job.status.incidents, "files": job.run_dir,
     }  # fmt: skip
-    words = await asyncio.to_thread(words_of, job.run_dir, job.record, job.incidents)
+    words = await request.app.state.view.disk.read(lambda: words_of(job.run_dir, job.record, job.incidents))
     return render(
         request, "past.html", job=job.status.job, facts={name: value for name, value in facts.items() if value not in (None, "")},
         incidents=list(job.incidents)[::-1][:50], ranks=ranks[:_SHOWN_RANKS], more_ranks=max(0, len(ranks) - _SHOWN_RANKS), words=words,

@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from torch_watchdog.errors import UnknownJobError
+from torch_watchdog.errors import DiskAwayError, UnknownJobError
 from torch_watchdog.web.access import Role
 
 __all__ = ["answering", "not_found", "render"]
@@ -38,7 +38,7 @@ def not_found(request: Request, sentence: str) -> Response:
 
 
 def answering(endpoint: Endpoint) -> Endpoint:
-    """A job that is not there is a page too."""
+    """A job that is not there is a page too, and a disk that is not."""
 
     @functools.wraps(endpoint)
     async def answer(request: Request) -> Response:
@@ -46,5 +46,7 @@ def answering(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except UnknownJobError as error:
             return not_found(request, str(error))
+        except DiskAwayError as error:
+            return render(request, "missing.html", status_code=503, sentence=str(error))
 
     return answer

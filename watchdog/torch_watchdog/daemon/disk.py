@@ -1,0 +1,108 @@
+"""Reading run directories for those who only look: threads of its own, and a patience that ends.
+
+Owns these threads. A network disk that hangs keeps them and nobody else: orders, hellos and beats are done by others, and a daemon ends without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from torch_watchdog.errors import DiskAwayError
+from torch_watchdog.store.past import Known, past_jobs
+from torch_watchdog_proto.envelopes import JobStatus
+
+__all__ = ["DiskReader", "Listed", "PastList"]
+
+_T = TypeVar("_T")
+_Work: TypeAlias = tuple["Future[Any]", Callable[[], Any]]
+_MAX_THREADS, _MAX_WAITING = 4, 64
+_PATIENCE_S, _PATIENCE_WITH_A_LIST_S = 20.0, 3.0
+
+
+class DiskReader:
+    """`folder` is named where it does not answer. Its threads begin with the first question."""
+
+    def __init__(self, folder: Path, *, patience_s: float = _PATIENCE_S) -> None:
+        self._folder, self._patience_s = folder, patience_s
+        self._waiting: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+
+    async def read(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, or raises. Raises DiskAwayError where that takes longer than the patience lasts."""
+        if self._waiting.qsize() >= _MAX_WAITING:
+            raise DiskAwayError(self._folder, 0.0)
+        future: Future[_T] = Future()
+        self._waiting.put((future, work))
+        if not self._idle.acquire(blocking=False) and len(self._threads) < _MAX_THREADS:
+            # Daemon threads, and no executor's: Python waits for an executor's at its exit, and one that a disk holds never ends.
+            self._threads.append(threading.Thread(target=self._run, name="torch-watchdog-disk", daemon=True))
+            self._threads[-1].start()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise DiskAwayError(self._folder, self._patience_s) from error
+
+    def close(self) -> None:
+        """Waits for nothing."""
+        for _ in self._threads:
+            self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            future, work = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # noqa: BLE001 - it is the asker's
+                    future.set_exception(error)
+            self._idle.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """Newest first, without their ranks; how many older ones are left out; and whether this is an earlier list, because the disk does not answer now."""
+
+    jobs: tuple[JobStatus, ...] = ()
+    older: int = 0
+    is_earlier: bool = False
+
+
+class PastList:
+    """The ended jobs of a folder, read again where their files have changed. One reading at a time, however many ask."""
+
+    def __init__(self, runs_dir: Path, disk: DiskReader, *, patience_s: float = _PATIENCE_WITH_A_LIST_S) -> None:
+        self._runs_dir, self._disk, self._patience_s = runs_dir, disk, patience_s
+        self._known: Known = {}
+        self._newest = Listed()
+        self._reading: asyncio.Task[Listed | None] | None = None
+
+    async def without(self, live: Collection[str]) -> Listed:
+        """All but those."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read(frozenset(live)))
+        found = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                found = await asyncio.shield(self._reading)
+        self._newest = found or self._newest
+        jobs = tuple(job for job in self._newest.jobs if job.job not in live)
+        return Listed(jobs=jobs, older=self._newest.older, is_earlier=found is None)
+
+    async def _read(self, live: Collection[str]) -> Listed | None:
+        """None where the disk does not answer."""
+        try:
+            jobs, older = await self._disk.read(lambda: past_jobs(self._runs_dir, but=live, now_s=time.time(), known=self._known))
+        except DiskAwayError:
+            return None
+        return Listed(jobs=tuple(jobs), older=older)
