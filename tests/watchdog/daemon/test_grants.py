@@ -12,11 +12,13 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from fleet_harness import Fleet, SimulatedNode, until
+from http_receiver import HttpReceiver
 
 from torch_watchdog.cli.token import command
 from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.daemon.grants import Grants, new_entry, write_tokens
-from torch_watchdog.errors import DaemonRefusedError
+from torch_watchdog.errors import ConfigError, DaemonRefusedError
 from torch_watchdog_proto.envelopes import TOKEN_KEY
 
 OWN = "o" * 43
@@ -61,13 +63,31 @@ def refused(call: Callable[[], object]) -> str:
     return raised.value.details() if isinstance(raised.value, grpc.RpcError) else str(raised.value)
 
 
-def test_an_agents_token_reports_for_its_jobs_and_does_nothing_else(fleet: Fleet, tokens: Tokens) -> None:
+def test_an_agents_token_reports_for_its_jobs_sees_these_and_orders_nothing(fleet: Fleet, tokens: Tokens) -> None:
     token = tokens("add", "team-a", "--role", "agent", "--job", "a-*")
     node(fleet, token, "a-1").steps(0, 0)
+    node(fleet, OWN, "b-1")
     assert "is not for job 'b-1'" in refused(lambda: node(fleet, token, "b-1"))
     with DaemonClient(fleet.daemon.addresses[0], token=token) as client:
-        assert "may not look" in refused(client.jobs)
+        assert [status.job for status in client.jobs()] == ["a-1"] and client.incidents("a-1") == ()
+        assert "is not for job 'b-1'" in refused(lambda: client.job("b-1"))
         assert "may not order" in refused(lambda: client.request("a-1", "order.stop", by="me"))
+
+
+def test_an_agents_token_for_all_jobs_reports_and_sees_nothing(fleet: Fleet, tokens: Tokens) -> None:
+    token = tokens("add", "cluster", "--role", "agent")
+    node(fleet, token, "a-1").steps(0, 0)
+    with DaemonClient(fleet.daemon.addresses[0], token=token) as client:
+        assert "may not look" in refused(client.jobs)
+        assert "may not look" in refused(lambda: client.incidents("a-1"))
+
+
+def test_a_token_for_one_job_is_for_its_requeues_and_for_no_other(fleet: Fleet, tokens: Tokens) -> None:
+    token = tokens("add", "nightly", "--role", "agent", "--job", "nightly")
+    for job in ("nightly", "nightly.2", "nightly.31"):
+        node(fleet, token, job).steps(0, 0)
+    for other in ("nightly-2", "nightly.0", "nightly.x", "nightly.2.big", "big.nightly", "nightl"):
+        assert "is not for job" in refused(lambda other=other: node(fleet, token, other))
 
 
 def test_a_viewer_sees_its_jobs_only_and_orders_nothing(fleet: Fleet, tokens: Tokens) -> None:
@@ -112,6 +132,45 @@ def test_who_gave_which_order_is_kept_by_the_name_of_the_token(fleet: Fleet, tok
     assert any("order.stop of a-1 by anna" in line for line in fleet.said)
 
 
+def test_who_has_acknowledged_silenced_or_stopped_is_told_by_the_name_of_the_token(tmp_path: Path, tokens: Tokens) -> None:
+    anna = tokens("add", "anna", "--role", "operator")
+    with HttpReceiver() as pager:
+        alerts = AlertsConfig.to_all((f"pagerduty://KEY@127.0.0.1:{pager.port}",))
+        more = {
+            "token": OWN,
+            "tokens_file": tokens.file,
+            "audit_file": tmp_path / "audit.jsonl",
+            "listen": ("127.0.0.1:0",),
+            "alerts": alerts,
+        }
+        with Fleet(tmp_path, **more) as fleet:
+            one = node(fleet, OWN, "job")
+            one.rank(0, 1)
+            one.steps(0, 0)
+            with DaemonClient(fleet.daemon.addresses[0], token=anna) as client:
+                client.request("job", "order.stop", by="root@host")
+                one.exited(0, signal=9)
+                one.goodbye(1)
+                until(client.alerts)
+                assert client.acknowledge("job/2", by="root@host").accepted
+                assert client.alerts()[0]["acknowledged_by"] == "anna"
+                client.silence(jobs=["prod-*"], kinds=["rank.*"], severities=[], seconds=60, by="root@host", comment="move")
+            with DaemonClient(fleet.daemon.addresses[0], token=OWN) as client:
+                assert client.acknowledge("job/2", by="ben@host").accepted and client.alerts()[0]["acknowledged_by"] == "ben@host"
+            assert fleet.get("api/v1/alerts").json()["silences"][0]["by"] == "anna"
+            told = [incident["summary"] for incident in fleet.incidents() if incident["kind"] == "order.stop"]
+            assert "anna" in told[0] and "root@host" not in told[0]
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert ("silence", "jobs prod-*, kinds rank.* for 60 s", "anna", "root@host") in [
+        (one["what"], one["of"], one["who"], one["says"]) for one in lines
+    ]
+
+
+def test_the_name_of_the_daemons_own_token_is_no_other_tokens(tokens: Tokens) -> None:
+    done = CliRunner().invoke(command, ["add", "owner", "--role", "operator", "--tokens", str(tokens.file)])
+    assert isinstance(done.exception, ConfigError) and "audit log" in str(done.exception)
+
+
 def test_the_page_takes_tokens_by_their_role_and_none_that_is_for_some_jobs(fleet: Fleet, tokens: Tokens) -> None:
     def status(token: str) -> int:
         return httpx.get(f"{fleet.url}api/v1/jobs", headers={"authorization": f"Bearer {token}"}).status_code
@@ -119,6 +178,7 @@ def test_the_page_takes_tokens_by_their_role_and_none_that_is_for_some_jobs(flee
     assert status(tokens("add", "all", "--role", "viewer")) == 200
     assert status(tokens("add", "some", "--role", "viewer", "--job", "a-*")) == 401
     assert status(tokens("add", "reports", "--role", "agent")) == 401
+    assert status(tokens("add", "team", "--role", "agent", "--job", "a-*")) == 401
     viewer = tokens("add", "viewer", "--role", "viewer")
     node(fleet, OWN, "a-1").steps(0, 0)
     order = httpx.post(f"{fleet.url}api/v1/jobs/a-1/orders", headers={"authorization": f"Bearer {viewer}"}, json={"kind": "order.stop"})

@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 import click
 
 from torch_watchdog.cli.output import print_table
-from torch_watchdog.daemon.grants import RoleName, TokenEntry, new_entry, read_tokens, write_tokens
+from torch_watchdog.daemon.grants import OWNER_NAME, RoleName, TokenEntry, new_entry, read_tokens, write_tokens
 from torch_watchdog.errors import ConfigError
 
 __all__ = ["command"]
@@ -37,15 +37,19 @@ def command() -> None:
     "--role",
     type=click.Choice(get_args(RoleName)),
     required=True,
-    help="agent: launches report; viewer: looks; operator: looks and orders.",
+    help="agent: launches report, and with --job see those jobs; viewer: looks; operator: looks and orders.",
 )
-@click.option("--job", "jobs", multiple=True, metavar="PATTERN", help="Only for these jobs, as `team-a-*` (default: all).")
+@click.option(
+    "--job", "jobs", multiple=True, metavar="PATTERN", help="Only for these jobs, as `team-a-*`, and their requeues (default: all)."
+)
 @click.option(
     "--days", type=click.FloatRange(min=0, min_open=True), metavar="DAYS", help="Ends after so many days (default: when it is removed)."
 )
 @_file
 def add(name: str, role: str, jobs: Sequence[str], days: float | None, path: Path) -> None:
     """Make a token for NAME and print it: it cannot be shown again."""
+    if name == OWNER_NAME:
+        raise ConfigError("NAME", f"{name!r} stands for the daemon's own token in the audit log: call this one otherwise")
     entries = read_tokens(path) if path.exists() else ()
     if any(entry.name == name for entry in entries):
         raise ConfigError(str(path), f"there is a token {name!r} already: `watchdog token rotate {name}` makes another")

@@ -13,7 +13,7 @@ import grpc
 from torch_watchdog.alerts.desk import silence_to_json
 from torch_watchdog.alerts.routes import Match
 from torch_watchdog.daemon.calls import Calls, checked
-from torch_watchdog.daemon.grants import OWNER
+from torch_watchdog.daemon.grants import OWNER, told_as
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import OrderAnswer
 from torch_watchdog_proto.v1 import alerts_pb2, alerts_pb2_grpc
@@ -44,7 +44,7 @@ class AlertsService(alerts_pb2_grpc.AlertsServicer):  # type: ignore[misc]
     async def Acknowledge(self, request: Any, context: Any) -> Any:  # noqa: N802
         alerting = await self._there(context)
         self.calls.check_job(context, request.incident.partition("/")[0] if "/" in request.incident else "*")
-        taken = alerting.acknowledge(request.incident, request.by[:200])
+        taken = alerting.acknowledge(request.incident, told_as(self._who(context), request.by)[:200])
         text = f"{request.incident} is yours" if taken else f"no open alert is called {request.incident[:120]!r}: see `watchdog alert list`"
         self._note(context, "acknowledgement", request.incident, request.by, accepted=taken)
         return codec.plain_message(OrderAnswer(accepted=taken, text=text))
@@ -57,16 +57,25 @@ class AlertsService(alerts_pb2_grpc.AlertsServicer):  # type: ignore[misc]
         for job in request.jobs or ("*",):
             self.calls.check_job(context, job)
         match = Match(jobs=tuple(request.jobs), kinds=tuple(request.kinds), severities=tuple(request.severities))
-        alerting.silence(match, request.seconds, request.by[:200], request.comment[:500])
-        self._note(context, "silence", f"{request.seconds:.0f} s", request.by, accepted=True, reason=request.comment)
+        alerting.silence(match, request.seconds, told_as(self._who(context), request.by)[:200], request.comment[:500])
+        self._note(context, "silence", _what(match, request.seconds), request.by, accepted=True, reason=request.comment)
         return codec.plain_message(OrderAnswer(accepted=True, text=f"nothing of that is told for {request.seconds:.0f} s"))
 
     def _note(self, context: Any, what: str, target: str, says: str, *, accepted: bool, reason: str = "") -> None:
-        who = (self.calls.grant(context) or OWNER).name
-        self.calls.audit.note(what, target, who=who, says=says, accepted=accepted, reason=reason)
+        self.calls.audit.note(what, target, who=self._who(context), says=says, accepted=accepted, reason=reason)
+
+    def _who(self, context: Any) -> str:
+        return (self.calls.grant(context) or OWNER).name
 
     async def _there(self, context: Any) -> Alerting:
         if self._alerting is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this daemon alerts nobody: start it with --alert URL")
         assert self._alerting is not None  # noqa: S101 - abort has raised
         return self._alerting
+
+
+def _what(match: Match, seconds: float) -> str:
+    kinds, severities = (
+        f", {name} {' '.join(found)}" if found else "" for name, found in (("kinds", match.kinds), ("severities", match.severities))
+    )
+    return f"jobs {' '.join(match.jobs) or '*'}{kinds}{severities} for {seconds:.0f} s"

@@ -11,16 +11,29 @@ import hmac
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from torch_watchdog.alerts.alert import lineage_of
 from torch_watchdog.errors import ConfigError, JobForbiddenError
 from torch_watchdog.store.run_directory import write_json
 
-__all__ = ["Grant", "Grants", "Power", "RoleName", "TokenEntry", "new_entry", "read_tokens", "write_tokens"]
+__all__ = [
+    "OWNER",
+    "OWNER_NAME",
+    "Grant",
+    "Grants",
+    "Power",
+    "RoleName",
+    "TokenEntry",
+    "new_entry",
+    "read_tokens",
+    "told_as",
+    "write_tokens",
+]
 
 Power: TypeAlias = Literal["report", "look", "order"]
 RoleName: TypeAlias = Literal["agent", "viewer", "operator"]
@@ -34,7 +47,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What the bearer of a token may do. `jobs` are shell patterns."""
+    """What the bearer of a token may do. `jobs` are shell patterns; what fits a job fits its requeues, `nightly.2` for `nightly`, too."""
 
     name: str
     powers: frozenset[Power]
@@ -45,7 +58,8 @@ class Grant:
         return "*" in self.jobs
 
     def fits(self, job: str) -> bool:
-        return any(fnmatchcase(job, pattern) for pattern in self.jobs)
+        names = {job, lineage_of(job, lambda _: True)}
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self.jobs)
 
     def check(self, job: str) -> None:
         """Raises JobForbiddenError."""
@@ -53,7 +67,13 @@ class Grant:
             raise JobForbiddenError(job, self.name)
 
 
-OWNER = Grant(name="owner", powers=frozenset(get_args(Power)))
+OWNER_NAME = "owner"
+OWNER = Grant(name=OWNER_NAME, powers=frozenset(get_args(Power)))
+
+
+def told_as(who: str, says: str) -> str:
+    """The caller in what others read. `who` is the name of its token, which is proven; only the daemon's own token is no person's, so that `says` counts."""
+    return says if who == OWNER_NAME else who
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +107,7 @@ class Grants:
         entry = self._by_digest.get(digest_of(token)) if token else None
         if entry is None or (entry.until_s is not None and self._now() >= entry.until_s):
             return None
-        return Grant(name=entry.name, powers=_POWERS[entry.role], jobs=entry.jobs)
+        return _grant(entry)
 
     def _read_again(self) -> None:
         """A file that is broken or gone lets nobody in: what was taken away must not come back by a typing error."""
@@ -98,6 +118,13 @@ class Grants:
             self._by_digest = {entry.digest: entry for entry in read_tokens(self._file)}
         except ConfigError:
             self._by_digest = {}
+
+
+def _grant(entry: TokenEntry) -> Grant:
+    """Who reports for jobs that are named sees these, too: its launches' own words. One that reports for all of a site lies in every pod, and sees none."""
+    known = Grant(name=entry.name, powers=_POWERS[entry.role], jobs=entry.jobs)
+    sees = entry.role == "agent" and not known.is_for_all_jobs
+    return replace(known, powers=known.powers | {"look"}) if sees else known
 
 
 def digest_of(token: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.disk import DiskReader, Listed, PastList
+from torch_watchdog.daemon.grants import told_as
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.errors import UnknownJobError
@@ -98,7 +99,7 @@ class FleetView:
 
     def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str, who: str) -> OrderAnswer:
         """Asks the job for a clean stop or a checkpoint. `who` is proven by a token, `by` is what the caller says."""
-        wanted = OrderRequested(kind=kind, by=by[:200], reason=reason[:1000])
+        wanted = OrderRequested(kind=kind, by=told_as(who, by)[:200], reason=reason[:1000])
         refusal = next((effect for effect in self.ingest.live(name).handle(wanted) if isinstance(effect, Refused)), None)
         answer = OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
         self.note(kind, name, who=who, says=by, accepted=answer.accepted, reason=reason)

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from torch_watchdog.alerts.desk import silence_to_json
+from torch_watchdog.daemon.grants import told_as
 from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import DiskAwayError, UnknownJobError
 from torch_watchdog.web.openapi import Operation, Parameter, document
@@ -76,7 +77,7 @@ async def _alerts(request: Request) -> Response:
 async def _acknowledge(request: Request) -> Response:
     wanted = await _object(request)
     alerting, name, by = _view(request).alerting, str(wanted.get("incident") or ""), str(wanted.get("by") or "a caller of the API")
-    taken = alerting is not None and alerting.acknowledge(name, by[:200])
+    taken = alerting is not None and alerting.acknowledge(name, told_as(request.state.who, by)[:200])
     _view(request).note("acknowledgement", name, who=request.state.who, says=by, accepted=taken)
     text = f"{name} is yours" if taken else f"no open alert is called {name[:120]!r}"
     return JSONResponse({"accepted": taken, "text": text}, status_code=202 if taken else 409)
