@@ -177,6 +177,17 @@ class StoreError(WatchdogError):
         self.store, self.reason, self.is_refusal = store, reason, is_refusal
 
 
+class JobWaitsForStoreError(WatchdogError):
+    """A job that this daemon does not know yet, while the store that says whose it is does not answer."""
+
+    def __init__(self, job: str, error: StoreError) -> None:
+        super().__init__(
+            f"job {job} is new there, and the store that says whose jobs are whose does not answer ({error.store}: {error.reason[:80]}): "
+            "start that, or launch without --daemon"
+        )
+        self.job = job
+
+
 class VersionSkewError(WatchdogError):
     """Node process and daemon are more than one minor version apart."""
 

@@ -49,6 +49,7 @@ _FOR_GOOD = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
+_NOT_YET = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED})  # the daemon is there, and cannot take this job in now
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit the backoff of the last
@@ -81,6 +82,7 @@ class DaemonLink:
         self._control_ended = asyncio.Event()
         self._outcome: asyncio.Future[GoodbyeAck | None] = asyncio.get_running_loop().create_future()
         self._lost_since: float | None = None
+        self._comes_back = "is back"
         self._was_accepted = False
         self.report_every_s = 0.0  # what the daemon wants, which knows how many nodes there are
 
@@ -234,7 +236,7 @@ class DaemonLink:
 
     def _refused_or_lost(self, error: grpc.RpcError) -> None:
         if not self._is_for_good(error):
-            self._lost(error.details() or error.code().name)
+            self._lost(error.details() or error.code().name, is_there=error.code() in _NOT_YET)
             return
         self._say(f"the daemon at {self._config.daemon} refused: {error.details()} (the training goes on without it)")
         self._end(None)
@@ -246,11 +248,15 @@ class DaemonLink:
         code = error.code()
         return code in _FOR_GOOD and not (code is grpc.StatusCode.UNAUTHENTICATED and self._was_accepted)
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, *, is_there: bool = False) -> None:
+        """`is_there`: it has answered, but cannot take this job in now."""
         if self._lost_since is None and self._goodbye is None:
             self._lost_since, self.report_every_s = time.monotonic(), 0.0
+            does_not, self._comes_back = (
+                ("does not watch this job yet", "watches this job") if is_there else ("cannot be reached", "is back")
+            )
             self._say(
-                f"the daemon at {self._config.daemon} cannot be reached ({reason[:200]}): until it is back a bad batch stops only its own rank, and "
+                f"the daemon at {self._config.daemon} {does_not} ({reason[:400]}): until it {self._comes_back} a bad batch stops only its own rank, and "
                 f"`watchdog stop` and `status` do not work; the training goes on, and up to {self._config.max_unacked_bytes >> 20} MiB of "
                 "records are kept for it"
             )
@@ -260,7 +266,7 @@ class DaemonLink:
             away_s, self._lost_since = time.monotonic() - self._lost_since, None
             dropped = self._reports.num_dropped
             lost = f"{dropped} reports did not fit and are lost" if dropped else "nothing was lost"
-            self._say(f"the daemon is back after {away_s:.0f} s: {lost}")
+            self._say(f"the daemon {self._comes_back} after {away_s:.0f} s: {lost}")
 
     def _end(self, outcome: GoodbyeAck | None) -> None:
         if not self._outcome.done():

@@ -172,6 +172,19 @@ def test_a_receiver_that_is_down_is_tried_again_later_each_time_and_the_other_is
     assert desk.sent(301) == [(PAGER, "trigger")] and desk.desk.waiting() == 0
 
 
+def test_what_a_receiver_has_not_taken_a_day_after_its_end_is_given_up_and_that_is_known() -> None:
+    desk = Desk(PAGER, CHAT)
+    desk.see(incident())
+    desk.sent(HOLD_S)
+    desk.down = {PAGER}
+    desk.see(incident(status="resolved"))
+    desk.sent()
+    assert desk.desk.given_up() == []
+    desk.sent(86_401)
+    assert desk.desk.given_up() == [("job/1", PAGER)] and desk.desk.given_up() == []
+    assert desk.sent(86_401) == [] and desk.desk.saved("job") == []
+
+
 def test_what_was_resolved_while_a_receiver_was_down_is_told_as_it_is_now() -> None:
     desk = Desk()
     desk.see(incident())

@@ -83,7 +83,7 @@ def test_a_daemon_tells_its_address_where_others_can_call_it(
     writer = BackgroundWriter(max_pending=1, say=print)
     try:
         config = AlertsConfig.to_all(("pagerduty://KEY",), restores_all=is_central)
-        alerting = Alerting(config, tmp_path, writer=writer, clock=float, say=print)
+        alerting = Alerting(config, tmp_path, writer=writer, clock=float, say=print, log=print)
         alerting.is_at(addresses)
         assert alerting.address == told
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from daemon_harness import Ring
 from fleet_harness import BAD_TOKEN, Fleet, until
 from http_receiver import HttpReceiver
 from services import PostgresServer, needs
@@ -18,6 +19,8 @@ from services import PostgresServer, needs
 from torch_watchdog.alerts.routes import Match, Route
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.store.database import RUNS, Database
+from torch_watchdog_agent.node.agent import NodeAgent
+from torch_watchdog_agent.node.config import NodeConfig
 from torch_watchdog_proto import messages as m
 
 
@@ -62,7 +65,7 @@ def test_while_one_daemon_decides_for_a_job_another_sends_its_nodes_there(root: 
         first.node().steps(0, 0)
         with pytest.raises(grpc.RpcError) as raised:
             second.node()
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE  # the node asks again, and is not refused for good
+        assert raised.value.code() is grpc.StatusCode.ABORTED  # the node asks again, and is not refused for good
         assert "is at the daemon" in raised.value.details()
         second.node("other").steps(0, 0)
 
@@ -123,7 +126,7 @@ def test_a_daemon_that_was_taken_for_dead_gives_its_job_up_and_writes_no_more_of
         known = {record.key for record in database.records("job", "event")}
         with pytest.raises(grpc.RpcError) as raised:
             node.steps(0, 1)
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert raised.value.code() is grpc.StatusCode.ABORTED
         assert first.get("api/v1/jobs/job").status_code == 404
     assert {record.key for record in database.records("job", "event")} == known
     database.close()
@@ -149,3 +152,42 @@ def test_postgresql_stops_for_a_while_and_no_report_is_acked_before_it_is_back(r
         until(acked.is_set, 30)
         waiting.join(10)
         until(lambda: any("the store is back" in line and "nothing was lost" in line for line in fleet.said))
+
+
+@needs("initdb", "postgres")
+def test_a_job_that_is_new_while_postgresql_is_away_is_told_why_it_waits_and_is_taken_in_afterwards(root: Path) -> None:
+    """By a real node process: one line that says what happened, what is kept and what to do, and nothing is lost."""
+    node_says = list[str]()
+    with PostgresServer(root) as postgres, daemon(root, "a", postgres.url) as fleet:
+        fleet.node("known", session="k").steps(0, 0)
+        postgres.stop()
+        folders = {name: root / name for name in ("launch", "runtime", "rings")}
+        for folder in folders.values():
+            folder.mkdir(mode=0o700)
+        config = NodeConfig(
+            job="new", node="node", session="n", policy="stop", command=("train",), run_dir=folders["launch"], runtime_dir=folders["runtime"],
+            ring_dir=folders["rings"], daemon=fleet.socket, poll_interval_s=0.02, max_backoff_s=0.3,
+        )  # fmt: skip
+        node = NodeAgent(config, say=node_says.append)
+        node.start()
+        Ring(folders["rings"], 0, 4096).steps(0, 1)
+        until(lambda: node_says)
+        assert (
+            "does not watch this job yet (job new is new there, and the store that says whose jobs are whose does not answer"
+            in node_says[0]
+        )
+        for words in (
+            "start that, or launch without --daemon",
+            "a bad batch stops only its own rank",
+            "the training goes on",
+            "records are kept for it",
+        ):
+            assert words in node_says[0]
+        with pytest.raises(grpc.RpcError) as raised:
+            fleet.node("newer", session="m")
+        assert raised.value.code() is grpc.StatusCode.ABORTED
+        postgres.start()
+        until(lambda: len(node_says) > 1, 30)
+        assert "the daemon watches this job after" in node_says[1] and "nothing was lost" in node_says[1]
+        until(lambda: fleet.get("api/v1/jobs/new").json()["ranks"][0]["last_step"] == 1)
+        node.finish(0, timeout_s=5)

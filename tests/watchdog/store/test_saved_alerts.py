@@ -35,7 +35,7 @@ def test_a_daemon_that_comes_back_tells_no_alert_that_another_has_taken_over_and
     first, second = (FleetStore(url, tmp_path / name, say=said.append) for name in ("a", "b"))
     left_alert(tmp_path / "a", "job", "old")
     first.open_run("job")
-    alerting = Alerting(AlertsConfig(), tmp_path / "a", writer=None, clock=lambda: 0.0, say=said.append, store=first)  # type: ignore[arg-type]
+    alerting = Alerting(AlertsConfig(), tmp_path / "a", writer=None, clock=lambda: 0.0, say=said.append, log=said.append, store=first)  # type: ignore[arg-type]
     assert alerting._takes("job")
     assert second._owners.adopt("job", first._owners._me)
     assert not alerting._takes("job")
@@ -53,5 +53,5 @@ def test_while_the_store_is_away_an_alert_is_told_all_the_same(tmp_path: Path) -
         def open_run(self, run: str) -> None:
             raise StoreError("sqlite://", "away", "wait")
 
-    alerting = Alerting(AlertsConfig(), tmp_path, writer=None, clock=lambda: 0.0, say=print, store=Away())  # type: ignore[arg-type]
+    alerting = Alerting(AlertsConfig(), tmp_path, writer=None, clock=lambda: 0.0, say=print, log=print, store=Away())  # type: ignore[arg-type]
     assert alerting._takes("job")

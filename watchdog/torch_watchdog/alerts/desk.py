@@ -47,6 +47,7 @@ class AlertDesk:
         self._open: dict[str, Open] = {}
         self._silences: list[Silence] = []
         self._changed: set[str] = set()
+        self._given_up: list[tuple[str, str]] = []
         self._sent: dict[str, deque[float]] = {name: deque(maxlen=one.per_minute) for name, one in rules.items()}
 
     # What others look at
@@ -67,6 +68,11 @@ class AlertDesk:
         """Jobs whose alerts have changed since this was asked."""
         changed, self._changed = self._changed, set()
         return changed
+
+    def given_up(self) -> list[tuple[str, str]]:
+        """Alert and receiver of what was not taken in time, since this was asked."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
 
     def saved(self, job: str) -> list[dict[str, Any]]:
         """The job's open alerts, for `restore`."""
@@ -174,6 +180,7 @@ class AlertDesk:
 
     def _forget_if_over(self, one: Open, now: float) -> None:
         if one.is_over(now):
+            self._given_up += [(one.alert.name, receiver) for receiver in one.unheard()]
             self._open.pop(one.alert.key)
             self._changed.add(one.alert.job)
 

@@ -98,6 +98,10 @@ class Open:
             return False
         return now >= self._resolved_s + _KEEP_S or all(self._knows(line) and not line.under_way for line in self.lines.values())
 
+    def unheard(self) -> list[str]:
+        """Receivers that do not know how it ended."""
+        return [name for name, line in self.lines.items() if not self._knows(line)]
+
     def next_deadline(self, route: Route) -> float | None:
         times = [self._next_of(line) for line in self.lines.values() if not line.under_way]
         times += [self._escalates_at(route), None if self.stands_since_s is None else self.stands_since_s + _KEEP_S]

@@ -31,14 +31,19 @@ class AlertSender:
         *,
         clock: Callable[[], float],
         say: Callable[[str], None],
+        log: Callable[[str], None],
         keep: Callable[[], None],
     ) -> None:
-        self._desk, self._clock, self._say, self._keep = desk, clock, say, keep
+        """`say` gets a line where a receiver begins to fail and where it takes alerts again, `log` one for every alert that was told, first failed, or was
+        given up.
+        """
+        self._desk, self._clock, self._say, self._log, self._keep = desk, clock, say, log, keep
         self._receivers = {receiver.name: receiver for receiver in receivers}
         self._wake = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
         self._in_trouble: set[str] = set()
+        self._failing: set[tuple[str, str]] = set()  # key and receiver of alerts whose failure was said
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (receiver, delivered or failed)
 
     def wake(self) -> None:
@@ -73,6 +78,8 @@ class AlertSender:
             call = asyncio.create_task(self._tell(delivery))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+        for name, receiver in self._desk.given_up():
+            self._log(f"alert {name}: given up, {receiver} did not take it within a day of its end")
         return bool(due)
 
     async def _tell(self, delivery: Delivery) -> None:
@@ -89,6 +96,9 @@ class AlertSender:
         self.outcomes[(delivery.receiver, "delivered")] += 1
         self._desk.delivered(delivery, self._clock())
         self._keep()
+        self._failing.discard((delivery.alert.key, delivery.receiver))
+        if not (delivery.again and delivery.action == "trigger"):  # nor what is only said again, lest it be forgotten
+            self._log(f"alert {delivery.alert.name}: {delivery.receiver} was told, {delivery.action}")
         if delivery.receiver in self._in_trouble:
             self._in_trouble.discard(delivery.receiver)
             self._say(f"alert receiver {delivery.receiver} takes alerts again")
@@ -96,6 +106,9 @@ class AlertSender:
     def _failed(self, delivery: Delivery, error: AlertError) -> None:
         self.outcomes[(delivery.receiver, "failed")] += 1
         self._desk.failed(delivery, self._clock())
+        if (delivery.alert.key, delivery.receiver) not in self._failing:
+            self._failing.add((delivery.alert.key, delivery.receiver))
+            self._log(f"alert {delivery.alert.name}: {delivery.receiver} was not told, {delivery.action}: it is tried again")
         if delivery.receiver not in self._in_trouble:
             self._in_trouble.add(delivery.receiver)
             self._say(f"{error}: it is tried again, later each time")

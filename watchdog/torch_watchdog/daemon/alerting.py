@@ -48,9 +48,10 @@ class Alerting:
         writer: BackgroundWriter,
         clock: Callable[[], float],
         say: Callable[[str], None],
+        log: Callable[[str], None],
         store: FleetStore | None = None,
     ) -> None:
-        """Raises ConfigError for a receiver that is none."""
+        """`log` gets a line for each delivery, `say` only what a person must know. Raises ConfigError for a receiver that is none."""
         receivers = [receiver_of(name, url, resend_s=config.resend_s) for name, url in config.receivers.items()]
         self._config, self._runs_dir, self._writer, self._clock, self._store = config, runs_dir, writer, clock, store
         self.page_url: str | None = config.public_url
@@ -58,7 +59,7 @@ class Alerting:
         self.desk = AlertDesk(config.routes, {receiver.name: receiver.rules for receiver in receivers})
         for silence in config.silences:
             self.desk.silence(silence, clock())
-        self.sender = AlertSender(self.desk, receivers, clock=clock, say=say, keep=self._keep_changed)
+        self.sender = AlertSender(self.desk, receivers, clock=clock, say=say, log=log, keep=self._keep_changed)
 
     def is_at(self, addresses: Sequence[str]) -> None:
         """What a person is to type says this daemon's address, where it is one of its own that other machines know."""
@@ -108,6 +109,9 @@ class Alerting:
         if trains and any(alert.training_job == self._training_job(live) for alert in self.desk.open_alerts):
             self.desk.trains(self._facts(live), self._clock())
             self._changed()
+
+    def left(self, live: LiveJob) -> None:
+        """Nothing: what it left open is told of all the same."""
 
     def given_up(self, live: LiveJob) -> None:
         """Another daemon tells of it from now on."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from torch_watchdog.daemon.journal import printable
 from torch_watchdog.store.background import BackgroundWriter
 
 __all__ = ["Audit"]
@@ -37,7 +38,7 @@ class Audit:
             "reason": reason[:1000],
         }
         self._writer.submit(lambda: self._append(json.dumps(line)))
-        told = "".join(letter if letter.isprintable() else " " for letter in f"{what} of {target[:120]} by {who} ({says[:80]})")
+        told = printable(f"{what} of {target[:120]} by {who} ({says[:80]})", 400)
         self._say(f"{told}: {'accepted' if accepted else 'refused'}")
 
     def _append(self, line: str) -> None:

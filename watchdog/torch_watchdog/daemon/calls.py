@@ -21,7 +21,7 @@ from torch_watchdog.errors import (
     JobElsewhereError,
     JobForbiddenError,
     JobNameTakenError,
-    StoreError,
+    JobWaitsForStoreError,
     TooManyJobsError,
     UnknownJobError,
     VersionSkewError,
@@ -39,11 +39,11 @@ _STATUS = {
     VersionSkewError: grpc.StatusCode.FAILED_PRECONDITION,
     BadJobNameError: grpc.StatusCode.INVALID_ARGUMENT,
     JobForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
-    JobElsewhereError: grpc.StatusCode.UNAVAILABLE,  # these: the node asks again
-    StoreError: grpc.StatusCode.UNAVAILABLE,
+    JobElsewhereError: grpc.StatusCode.ABORTED,  # these: the node asks again
+    JobWaitsForStoreError: grpc.StatusCode.ABORTED,
     TooManyJobsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-_NOT_TOLD = frozenset({"UnknownJobError", "JobElsewhereError", "StoreError", "TooManyJobsError"})  # ordinary answers
+_NOT_TOLD = frozenset({"UnknownJobError", "JobElsewhereError", "TooManyJobsError"})  # ordinary answers
 
 
 class Calls:

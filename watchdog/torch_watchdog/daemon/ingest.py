@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.live_job import JobListener, LiveJob, ReportObserver
-from torch_watchdog.errors import BadJobNameError, JobNameTakenError, TooManyJobsError, UnknownJobError, VersionSkewError
+from torch_watchdog.errors import (
+    BadJobNameError,
+    JobNameTakenError,
+    JobWaitsForStoreError,
+    StoreError,
+    TooManyJobsError,
+    UnknownJobError,
+    VersionSkewError,
+)
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import known_assertions, xid_codes
@@ -45,7 +53,7 @@ class Ingest:
         clock: Callable[[], float],
         changed: Callable[[], None],
         counters: Counters,
-        listener: JobListener | None = None,
+        listener: JobListener,
         store: FleetStore | None = None,
     ) -> None:
         self._config, self._writer, self._clock, self._changed = config, writer, clock, changed
@@ -79,7 +87,7 @@ class Ingest:
         return self._jobs[name]
 
     async def join(self, hello: NodeHello) -> tuple[LiveJob, HelloAck]:
-        """A node begins to report. Raises VersionSkewError, BadJobNameError, JobNameTakenError, TooManyJobsError, JobElsewhereError, StoreError."""
+        """A node begins to report. Raises VersionSkewError, BadJobNameError, JobNameTakenError, TooManyJobsError, JobElsewhereError, JobWaitsForStoreError."""
         check_version(hello.version)
         if not _JOB_NAME.fullmatch(hello.job):
             raise BadJobNameError(hello.job)
@@ -131,8 +139,7 @@ class Ingest:
         if live is not None:
             live.taken_by = to
             live.close()
-            if self._listener is not None:
-                self._listener.given_up(live)
+            self._listener.given_up(live)
 
     def close(self) -> None:
         for live in self.jobs:
@@ -154,8 +161,7 @@ class Ingest:
         self._forget_oldest()
         self._jobs[hello.job] = live
         live.write_incidents(unwritten)
-        if self._listener is not None:
-            self._listener.opened(live, saved)
+        self._listener.opened(live, saved)
         return live
 
     def _found_again(self, hello: NodeHello, run_dir: Path) -> _FoundAgain:
@@ -163,8 +169,7 @@ class Ingest:
 
         With the newest reports, the incidents that it died before it could write, and the alerts that were open.
         """
-        if self._store is not None:
-            self._store.open_run(hello.job)
+        self._claim(hello.job)
         now, last_seq, written = self._clock(), dict[str, int](), read_incidents(run_dir)
         job = Job(
             hello,
@@ -181,7 +186,16 @@ class Ingest:
             last_seq[node] = max(report.seq, last_seq.get(node, 0))
             job.handle(ReportCame(node=node, report=report), now=now)
         unwritten = [found for found in job.incidents if found not in written]
-        return job, last_seq, unwritten, saved_alerts(self._config.runs_dir, hello.job) if self._listener is not None else []
+        return job, last_seq, unwritten, saved_alerts(self._config.runs_dir, hello.job)
+
+    def _claim(self, job: str) -> None:
+        """Raises JobElsewhereError, JobWaitsForStoreError."""
+        if self._store is None:
+            return
+        try:
+            self._store.open_run(job)
+        except StoreError as error:
+            raise JobWaitsForStoreError(job, error) from error
 
     def _forget_oldest(self) -> None:
         """Ended jobs are on disk; this many are kept at hand."""

@@ -70,11 +70,12 @@ class Outbox:
 
 
 class JobListener(Protocol):
-    """Who alerts. Called on the loop, after the job itself has been told."""
+    """Who alerts, and who logs. Called on the loop, after the job itself has been told."""
 
     def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None: ...
     def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None: ...
     def reported(self, live: LiveJob, *, trains: bool) -> None: ...
+    def left(self, live: LiveJob) -> None: ...
     def given_up(self, live: LiveJob) -> None: ...
 
 
@@ -94,7 +95,7 @@ class LiveJob:
         clock: Callable[[], float],
         changed: Callable[[], None],
         counters: Counters,
-        listener: JobListener | None = None,
+        listener: JobListener,
         observers: Sequence[ReportObserver] = (),
         store: FleetStore | None = None,
         reports_per_s: float | None = None,
@@ -124,6 +125,7 @@ class LiveJob:
             self._do(effect)
         if isinstance(event, NodeLeft):
             self._someone_left.set()
+            self._listener.left(self)
         self._changed()
         return effects
 
@@ -180,8 +182,7 @@ class LiveJob:
         self.handle(ReportCame(node=node, report=report))
         for observe in self._observers:
             observe(self.job.name, node, report)
-        if self._listener is not None:
-            self._listener.reported(self, trains=any(block.step for block in report.blocks))
+        self._listener.reported(self, trains=any(block.step for block in report.blocks))
 
     async def has_room(self) -> None:
         """Returns once this job may report again and the store takes more: until then the node keeps its reports. Raises JobElsewhereError."""
@@ -217,8 +218,7 @@ class LiveJob:
                 self.outbox(effect.node).put(effect.tell)
             case WriteIncident():
                 self._write_incident(effect.incident, effect.contract_of_rank)
-                if self._listener is not None:
-                    self._listener.incident(self, effect.incident)
+                self._listener.incident(self, effect.incident)
             case WriteStacks():
                 name = self.job.name
                 self._keep(

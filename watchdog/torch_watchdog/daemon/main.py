@@ -19,6 +19,7 @@ from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.disk import DiskReader, PastList
 from torch_watchdog.daemon.grants import Grants
 from torch_watchdog.daemon.ingest import Ingest
+from torch_watchdog.daemon.journal import Journal, Listeners
 from torch_watchdog.daemon.keeping import keeping
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
@@ -47,11 +48,13 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     clock = steady_clock()
     renewal = None if config.certificate is None else Renewal(config.certificate, say=say)
     counters, grants = Counters(started_s=clock()), Grants(config.token, config.tokens_file, now=time.time)
+    log = say if config.audit_file is not None else _quiet
     with _store(config, say) as (writer, index, store), contextlib.closing(DiskReader(config.runs_dir)) as disk:
-        async with _alerting(config, writer, store, clock, say) as alerting:
-            ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=alerting, store=store)
+        async with _alerting(config, writer, store, clock, say, log) as alerting:
+            listeners = Listeners(*(() if alerting is None else (alerting,)), Journal(log))
+            ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=listeners, store=store)
             audit = Audit(config.audit_file, writer=writer, now=clock, say=say)
-            calls = Calls(grants=grants, counters=counters, audit=audit, say=say if config.audit_file is not None else _quiet)
+            calls = Calls(grants=grants, counters=counters, audit=audit, say=log)
             view = FleetView(
                 ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting, audit=audit,
                 disk=disk, past=PastList(config.runs_dir, disk),
@@ -69,7 +72,7 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
 
 
 def _quiet(_: str) -> None:
-    """The terminal of a launch is its user's: who was refused is told by a daemon that keeps an audit log."""
+    """The terminal of a launch is its user's: what happens at all hours is told by a daemon that keeps an audit log."""
 
 
 def steady_clock() -> Callable[[], float]:
@@ -98,7 +101,12 @@ def _store(config: DaemonConfig, say: Callable[[str], None]) -> Any:
 
 @contextlib.asynccontextmanager
 async def _alerting(
-    config: DaemonConfig, writer: BackgroundWriter, store: FleetStore | None, clock: Callable[[], float], say: Callable[[str], None]
+    config: DaemonConfig,
+    writer: BackgroundWriter,
+    store: FleetStore | None,
+    clock: Callable[[], float],
+    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> AsyncIterator[Alerting | None]:
     """None where nobody is to be told."""
     if config.alerts is None or not config.alerts.receivers:
@@ -106,7 +114,7 @@ async def _alerting(
         return
     from torch_watchdog.daemon.alerting import Alerting  # here, because most launches alert nobody
 
-    alerting = Alerting(config.alerts, config.runs_dir, writer=writer, clock=clock, say=say, store=store)
+    alerting = Alerting(config.alerts, config.runs_dir, writer=writer, clock=clock, say=say, log=log, store=store)
     async with alerting.running():
         yield alerting
 

@@ -18,7 +18,7 @@ from torch_watchdog.store.record import REPLACED, Kind, Record
 
 __all__ = ["DAEMONS", "RUNS", "Database", "check_store_url", "upsert"]
 
-_CONNECT_S = 5
+_CONNECT_S = 3  # a node waits 5 s for an answer to its hello
 
 TABLES = sa.MetaData()
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only an INTEGER of SQLite counts by itself

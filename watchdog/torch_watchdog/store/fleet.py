@@ -41,7 +41,11 @@ class FleetStore:
         self.mirror.put(record, done)
 
     def open_run(self, run: str) -> None:
-        """This daemon decides for the run, and its folder holds all there is of it. Raises JobElsewhereError, StoreError, OSError."""
+        """This daemon decides for the run, and its folder holds all there is of it. Raises JobElsewhereError, StoreError, OSError.
+
+        At once where the store is known not to answer: a caller waits for this, and others wait for the caller.
+        """
+        self.mirror.check_there()
         was_ours = self._owners.claim(run)
         run_dir = self._runs_dir / run
         bring_in(self._database, run_dir, has_newest=was_ours)  # first: what this daemon wrote and died before it could bring

@@ -39,6 +39,7 @@ class Mirror:
         self._changed = threading.Condition()
         self._closing = False
         self._away_since: float | None = None
+        self._away_why: StoreError | None = None
         self.num_dropped = 0
         self._thread = threading.Thread(target=self._run, name="torch-watchdog-mirror", daemon=True)
         self._thread.start()
@@ -52,6 +53,11 @@ class Mirror:
         """For how long the database has not answered; 0 where it does."""
         since = self._away_since
         return 0.0 if since is None else time.monotonic() - since
+
+    def check_there(self) -> None:
+        """Raises StoreError where the last write has failed."""
+        if self._away_since is not None and self._away_why is not None:
+            raise StoreError(self._away_why.store, self._away_why.reason, f"It has been away for {self.away_s:.0f} s")
 
     def put(self, record: Record, done: Done | None = None) -> None:
         """`done` is called from the thread once the record is in the database."""
@@ -116,7 +122,7 @@ class Mirror:
 
     def _is_away(self, error: StoreError) -> None:
         if self._away_since is None:
-            self._away_since = time.monotonic()
+            self._away_why, self._away_since = error, time.monotonic()
             self._say(f"{error}: reports wait for it, here and on the nodes; jobs are judged and stopped as before")
 
     def _is_back(self) -> None:

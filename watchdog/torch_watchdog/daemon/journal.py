@@ -1,0 +1,94 @@
+"""The log of a central daemon, one line for each thing that changed: a job began or ended, an incident was found or is over, who was told of it.
+
+Owns the words. A launch's own daemon has none of this: that terminal is its user's. What comes from a job is shortened, and brings no control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_watchdog.job.incident import is_order
+
+if TYPE_CHECKING:
+    from torch_watchdog.daemon.live_job import JobListener, LiveJob
+
+__all__ = ["Journal", "Listeners", "printable"]
+
+_MAX_WORDS = 200
+
+
+class Journal:
+    """A JobListener."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._open: set[tuple[str, str]] = set()  # job and id of incidents that were said
+        self._ended: set[str] = set()
+
+    def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 - as JobListener has it
+        job, known = live.job, live.job.incidents
+        self._ended.discard(job.name)
+        self._open |= {(job.name, str(one["id"])) for one in known if one["status"] == "firing"}
+        begins = f"goes on here, with {_counted(len(known))} so far" if live.last_seq or known else "begins"
+        self._say(f"job {job.name}: {begins}, policy {job.policy}, on {printable(job.host)}")
+
+    def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None:
+        key, name = (live.job.name, str(incident["id"])), f"job {live.job.name}: incident {incident['id']}"
+        if incident["status"] == "resolved":
+            if key in self._open or is_order(incident):
+                self._open.discard(key)
+                self._say(f"{name} is over: {incident['kind']}, {printable(str(incident['summary']))}")
+        elif key not in self._open:
+            self._open.add(key)
+            self._say(f"{name}: {incident['kind']}, {incident['severity']}, {printable(str(incident['summary']))}")
+
+    def reported(self, live: LiveJob, *, trains: bool) -> None:
+        """Nothing: that is what jobs do all the time."""
+
+    def left(self, live: LiveJob) -> None:
+        status = live.job.status()
+        if status.state != "ended" or status.job in self._ended:
+            return
+        self._ended.add(status.job)
+        self._open = {key for key in self._open if key[0] != status.job}
+        code = "without an exit code" if status.exit_code is None else f"exit code {status.exit_code}"
+        self._say(f"job {status.job}: ended, {code}, {_counted(status.incidents)}")
+
+    def given_up(self, live: LiveJob) -> None:
+        """Said for all of them at once, by who noticed."""
+
+
+class Listeners:
+    """Several as one."""
+
+    def __init__(self, *listeners: JobListener) -> None:
+        self._listeners = listeners
+
+    def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None:
+        for one in self._listeners:
+            one.opened(live, saved)
+
+    def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None:
+        for one in self._listeners:
+            one.incident(live, incident)
+
+    def reported(self, live: LiveJob, *, trains: bool) -> None:
+        for one in self._listeners:
+            one.reported(live, trains=trains)
+
+    def left(self, live: LiveJob) -> None:
+        for one in self._listeners:
+            one.left(live)
+
+    def given_up(self, live: LiveJob) -> None:
+        for one in self._listeners:
+            one.given_up(live)
+
+
+def printable(text: str, longest: int = _MAX_WORDS) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
+
+
+def _counted(incidents: int) -> str:
+    return "1 incident" if incidents == 1 else f"{incidents} incidents"
