@@ -21,6 +21,7 @@ class Loop:
         self.micro_step = -1
         self.trained_on = 0
         self.updates_applied = 0
+        self._steps_before = 0  # this launch
         self.batches_seen = 0
         self.fed_elsewhere = False  # batches come through another thread: gates number the windows
         self._open = False
@@ -33,7 +34,11 @@ class Loop:
 
     def resumed(self, updates_applied: int) -> None:
         """The training goes on from a checkpoint that holds so many updates; steps are this launch's own, and count from 0."""
-        self.updates_applied = updates_applied
+        self.updates_applied = self._steps_before = updates_applied
+
+    def steps_ended(self, windows_back: int) -> int:
+        """How many, those before this launch and those that were left out included, when the oldest of so many windows that were begun last was not yet."""
+        return self._steps_before + (self.step + 1 - windows_back if windows_back else self.step + self._closed_once)
 
     def batches_a_window(self, ahead: int) -> int:
         """Of those that are trained on, in a loop that is so many batches `ahead`."""

@@ -5,28 +5,52 @@ Our own rank files lie beside: `restore(loader=...)` brings the loader to its pl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog_agent.checkpoint.foreign import Writer, standing_in
+from torch_watchdog_agent.checkpoint.foreign import Writer, on_host, own_name, standing_in
 from torch_watchdog_agent.checkpoint.living import instances
+from torch_watchdog_agent.checkpoint.part import Moment
 from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_optimizer, parameters_of
 
 FORMAT = "accelerate"
+_GENERATORS = "random_states_{}.pkl"
+_PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # in which every rank holds everything
 
 
-def writer(path: Path, subjects: Subjects) -> Writer | None:
+def accelerators() -> list[Any]:
+    return instances("accelerate.accelerator", "Accelerator")
+
+
+def writer(path: Path, subjects: Subjects, moment: Moment) -> Writer | None:
     """None where something that is trained was not given to `accelerator.prepare`: its save would lack that."""
-    accelerators = accelerators_of(subjects)
-    if len(accelerators) != 1:
+    knowing = accelerators_of(subjects)
+    if len(knowing) != 1:
         return None
+    accelerator = knowing[0]
+    if moment.alone is None:
+        return Writer(format=FORMAT, path=path, write=lambda folder: _save(accelerator, folder), by="accelerator.save_state")
+    if accelerator.distributed_type not in _PLAIN:
+        return None
+    rank = accelerator.process_index
     return Writer(
-        format=FORMAT, path=path, write=lambda folder: _save(accelerators[0], folder), by="accelerator.save_state"
+        format=FORMAT, path=path, write=lambda folder: _save_alone(accelerator, folder, moment, rank=rank), by="accelerator.save_state"
     )  # fmt: skip
 
 
 def accelerators_of(subjects: Subjects) -> list[Any]:
-    return [found for found in instances("accelerate.accelerator", "Accelerator") if _knows_all(found, subjects)]
+    return [found for found in accelerators() if _knows_all(found, subjects)]
+
+
+@contextmanager
+def as_main_process() -> Iterator[None]:
+    """Only the main process writes what all hold alike. It may be the one that has failed."""
+    from accelerate.state import PartialState
+
+    with standing_in(PartialState(), process_index=0, local_process_index=0):
+        yield
 
 
 def _knows_all(accelerator: Any, subjects: Subjects) -> bool:
@@ -47,3 +71,9 @@ def _save(accelerator: Any, folder: Path) -> None:
     naming = accelerator.project_configuration
     with standing_in(naming, automatic_checkpoint_naming=False, iteration=naming.iteration):
         accelerator.save_state(str(folder))
+
+
+def _save_alone(accelerator: Any, folder: Path, moment: Moment, *, rank: int) -> None:
+    with as_main_process(), on_host(moment, (*accelerator._models, *accelerator._optimizers)):
+        _save(accelerator, folder)
+    own_name(folder, _GENERATORS, rank)

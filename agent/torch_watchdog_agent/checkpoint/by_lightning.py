@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch_watchdog_agent.checkpoint.foreign import Writer
 from torch_watchdog_agent.checkpoint.living import instances
+from torch_watchdog_agent.checkpoint.part import Alone, Moment
 
 FORMAT = "lightning"
 FILE = "lightning.ckpt"
 
 
-def writer(path: Path) -> Writer | None:
-    """None where no Lightning Trainer trains, or where several do: whose would it be?"""
+def trainers() -> list[Any]:
+    """Those that fit, or did so until an exception came: that takes the word of it away while it unwinds."""
     homes = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
-    training = [trainer for home in homes for trainer in instances(home, "Trainer") if trainer.training]
-    if len(training) != 1:
+    living = (trainer for home in homes for trainer in instances(home, "Trainer"))
+    return [trainer for trainer in living if trainer.state.fn == "fit" and trainer.state.status in ("running", "interrupted")]
+
+
+def writer(path: Path, moment: Moment) -> Writer | None:
+    """None where no Lightning Trainer trains, or where several do: whose would it be?"""
+    alone = moment.alone
+    training = [trainer for trainer in trainers() if alone is not None or trainer.training]
+    if len(training) != 1 or (alone is not None and not _can_be_alone(training[0], alone)):
         return None
     trainer = training[0]
-    return Writer(
-        format=FORMAT, path=path, write=lambda folder: trainer.save_checkpoint(folder / FILE, weights_only=False), by="Trainer.save_checkpoint"
-    )  # fmt: skip
+
+    def write(folder: Path) -> None:
+        if alone is None:
+            trainer.save_checkpoint(folder / FILE, weights_only=False)
+        else:
+            _save_alone(trainer, folder, moment)
+
+    return Writer(format=FORMAT, path=path, write=write, by="Trainer.save_checkpoint")
+
+
+def _can_be_alone(trainer: Any, alone: Alone) -> bool:
+    """Where every rank holds everything, and the loops' many counts are of this moment: nobody but Lightning could set them back."""
+    replicated = any(kind.__name__ == "DDPStrategy" for kind in type(trainer.strategy).__mro__)
+    return replicated and trainer.global_step == alone.steps
+
+
+def _save_alone(trainer: Any, folder: Path, moment: Moment) -> None:
+    """As `save_checkpoint` does it, which only writes on rank 0 and waits for the others."""
+    import torch
+
+    torch.save(moment.on_host(trainer._checkpoint_connector.dump_checkpoint(weights_only=False)), folder / FILE)

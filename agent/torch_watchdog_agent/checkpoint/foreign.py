@@ -6,7 +6,7 @@ Owns running that code on every rank, and flushing and digesting whatever it lef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ def write(
     peers.agree_own(lambda: writer.write(directory))
     if writer.inside:
         peers.agree_own(lambda: _raise_up(directory, writer) if peers.first else None)
-    finite = peers.agree_own(lambda: all_finite(live_tensors(subjects.now(), writer.models)))
+    finite = peers.agree_own(lambda: all_finite(map(moment.on_host, live_tensors(subjects.now(), writer.models))))
     if writer.rank_files:
         mine = RankFile(
             rank=peers.rank, world_size=peers.count, updates_applied=moment.updates_applied, position=moment.position, rng=moment.rng, finite=finite
@@ -106,6 +106,38 @@ def standing_in(item: Any, **attributes: Any) -> Iterator[None]:
         for name in attributes:
             del item.__dict__[name]
         item.__dict__.update(before)
+
+
+@contextmanager
+def on_host(moment: Moment, items: Sequence[Any]) -> Iterator[None]:
+    """Whoever asks one of `items` for its `state_dict()` in the body gets it without tensors on a device. What shares memory there does so here."""
+    with ExitStack() as stack:
+        for item in items if moment.read is not None else ():
+            stack.enter_context(standing_in(item, state_dict=_tied(moment.on_host, item.state_dict)))
+        yield
+
+
+def _tied(read: Callable[[Any], Any], state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    copies: dict[tuple[Any, ...], Any] = {}
+
+    def host(value: Any) -> Any:
+        if isinstance(value, dict):
+            return type(value)((key, host(item)) for key, item in value.items())
+        if type(value) in (list, tuple):
+            return type(value)(map(host, value))
+        if not hasattr(value, "data_ptr") or not value.numel():
+            return read(value)
+        place = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+        return copies[place] if place in copies else copies.setdefault(place, read(value))
+
+    return lambda *args, **kwargs: host(state_dict(*args, **kwargs))
+
+
+def own_name(folder: Path, name: str, rank: int) -> None:
+    """`name` holds the number of a rank: whoever speaks as the main process has written its own things under that one's number."""
+    path = folder / name.format(0)
+    if rank and path.exists():
+        path.rename(folder / name.format(rank))
 
 
 def _all_files(directory: Path) -> list[str]:

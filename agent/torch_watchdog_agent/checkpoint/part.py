@@ -42,8 +42,22 @@ class SavedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """This rank writes by itself what all would have written together: no collective can be run any more.
+
+    `steps`: how many the loop had ended by then, those that were left out and those before this launch included; `begun`: how many it has begun since.
+    """
+
+    steps: int
+    begun: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When the checkpoint is taken: the place in the data, and the generators as they are. `is_piece`: other ranks write the other shards by themselves."""
+    """When the checkpoint is taken: the place in the data, and the generators as they are. `is_piece`: other ranks write the other shards by themselves.
+
+    `alone`: None where all ranks write together.
+    """
 
     updates_applied: int
     position: LoaderPosition
@@ -51,6 +65,11 @@ class Moment:
     say: Callable[[str], None]
     is_piece: bool = False
     read: Reader | None = None  # brings every tensor to the host first; None: the writer takes them from where they are
+    alone: Alone | None = None
+
+    def on_host(self, value: Any) -> Any:
+        """A value of the state, without tensors on a device."""
+        return value if self.read is None else self.read(value)
 
 
 def empty_folder(directory: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,3 +67,11 @@ class RankFile:
             values=plain.get("values", {}),
             not_covered=tuple(plain["not_covered"]),
         )
+
+    @classmethod
+    def of(cls, directory: Path, manifest: Mapping[str, Any], *, rank: int, world_size: int) -> tuple[Self, bool]:
+        """This rank's own part, and True; or, where it wrote none, what stands in for it, and False: its generators then are not its own."""
+        savers = sorted(manifest["ranks"])
+        if manifest["world_size"] == world_size and rank in savers:
+            return cls.read(directory, rank), True
+        return replace(cls.read(directory, savers[0]), own={}, values={}), False

@@ -146,14 +146,11 @@ def _accepted(path: Path, peers: Peers) -> dict[str, Any]:
 
 
 def _rank_file(path: Path, manifest: Mapping[str, Any], peers: Peers, *, needs_position: bool) -> tuple[RankFile, bool]:
-    """This rank's own part, and True; or, where it wrote none, what stands in for it, and False: its generators then are not its own."""
-    savers, saved_by = sorted(manifest["ranks"]), manifest["world_size"]
+    saved_by = manifest["world_size"]
     if saved_by != peers.count and needs_position:
         what = f"it was written by {saved_by} ranks, this run has {peers.count}: the place in the data does not carry over"
         raise RestoreError(path, what, f"Start {saved_by} ranks, or leave out loader= and begin the epoch anew")
-    if saved_by == peers.count and peers.rank in savers:
-        return RankFile.read(path, peers.rank), True
-    return replace(RankFile.read(path, savers[0]), own={}, values={}), False
+    return RankFile.of(path, manifest, rank=peers.rank, world_size=peers.count)
 
 
 def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: RankFile, peers: Peers) -> None:

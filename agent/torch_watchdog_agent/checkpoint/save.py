@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 from torch_watchdog_agent.checkpoint.foreign import Writer
@@ -48,7 +49,7 @@ def save_at(
     before = RngState.capture()
     try:
         with marked_busy(), peers_of(rank, world_size, timeout_s=timeout_s) as peers:
-            part = _save(path, subjects, peers, Moment(updates_applied=updates_applied, position=position, rng=rng, say=say))
+            part = save_as_chosen(path, subjects, peers, Moment(updates_applied=updates_applied, position=position, rng=rng, say=say))
             write_left_out(beside(part.path, "partial"), left_out, peers)
             mine = RankPart(rank=rank, updates_applied=updates_applied, finite=part.finite, files=part.files)
             return replace(part, of_all=tuple(peers.gather(mine)))
@@ -56,17 +57,31 @@ def save_at(
         before.restore()
 
 
-def chosen(path: Path, subjects: Subjects, position: LoaderPosition) -> Writer | None:
-    """Whose code writes it: the user's function, else the framework that owns the loop. None: torch's distributed checkpoint."""
+def chosen(path: Path, subjects: Subjects, moment: Moment) -> Writer | None:
+    """Whose code writes it: the user's function, else the framework that owns the loop. None: torch's distributed checkpoint.
+
+    A rank that writes alone does not run the user's function, nor DeepSpeed's: both speak to the other ranks, or leave the writing to rank 0.
+    """
     from torch_watchdog_agent.checkpoint import by_accelerate, by_deepspeed, by_lightning, by_trainer, callback
 
-    framework = (
-        by_trainer.writer(position) or by_lightning.writer(path) or by_accelerate.writer(path, subjects) or by_deepspeed.writer(path)
-    )
-    return callback.writer(path) or framework
+    if by_trainer.trainers():  # which has an Accelerator of its own inside
+        framework = by_trainer.writer(moment)
+    else:
+        framework = by_lightning.writer(path, moment) or by_accelerate.writer(path, subjects, moment)
+    if moment.alone is not None:
+        return framework
+    return callback.writer(path) or framework or by_deepspeed.writer(path)
 
 
-def _save(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> SavedPart:
+def owners() -> list[Any]:
+    """What a framework's own form is written from: an exception that unwinds the training must not take it with it."""
+    from torch_watchdog_agent.checkpoint import by_accelerate, by_lightning, by_trainer
+
+    return [*by_trainer.trainers(), *by_lightning.trainers(), *by_accelerate.accelerators()]
+
+
+def save_as_chosen(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> SavedPart:
+    """In the form that the user resumes from, else in torch's."""
     from torch_watchdog_agent.checkpoint import callback, dcp, foreign
 
     writer = _agreed(path, subjects, peers, moment)
@@ -84,7 +99,7 @@ def _agreed(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> Wri
     """The same choice on every rank, or none: a framework of another version, with other insides, is passed over."""
     writer: Writer | None = None
     try:
-        writer = chosen(path, subjects, moment.position)
+        writer = chosen(path, subjects, moment)
     except Exception as error:  # noqa: BLE001  whatever such a framework raises
         moment.say(f"the framework's own checkpoint cannot be used ({type(error).__name__}: {error})")
     choices = set(peers.gather(None if writer is None else (writer.format, str(writer.path))))

@@ -55,10 +55,15 @@ def _waited(spent_ns: int) -> None:
 @guarded("model")
 def _seen(wrapper: Any) -> None:
     here, model = rank(), wrapper.module
-    wrapped(wrapper)
+    wrapped(wrapper, _updates)
     if here is not None:
         here.subjects.model_seen(model)
         here.guard.model_seen(model)
+
+
+def _updates() -> int:
+    here = rank()
+    return 0 if here is None else here.loop.updates_applied
 
 
 def hold_timeout_s() -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,6 +58,7 @@ def _resumes(loop: Any) -> Resuming | None:
     from torch_watchdog_agent.checkpoint import by_lightning
     from torch_watchdog_agent.checkpoint.manifest import MANIFEST, read_manifest
     from torch_watchdog_agent.checkpoint.rank_file import RankFile
+    from torch_watchdog_agent.checkpoint.rng import RngState
 
     here, given = rank(), loop.trainer.ckpt_path
     if here is None or given is None or not (Path(given).parent / MANIFEST).exists():
@@ -69,10 +70,12 @@ def _resumes(loop: Any) -> Resuming | None:
     here.resumed(folder, updates_applied=manifest["updates_applied"])
     if loop._combined_loader_states_to_load:
         return None  # the loader brings itself to its place
-    if manifest["world_size"] != loop.trainer.world_size or loop.trainer.global_rank not in manifest["ranks"]:
+    if manifest["world_size"] != loop.trainer.world_size:
         here.say(f"{folder} was written by {manifest['world_size']} ranks: the epoch's data begins anew")
         return None
-    return Resuming(loop=loop, position=RankFile.read(folder, loop.trainer.global_rank).position)
+    mine, is_own = RankFile.of(folder, manifest, rank=loop.trainer.global_rank, world_size=loop.trainer.world_size)
+    # A rank that had failed has no generators there: it keeps its own.
+    return Resuming(loop=loop, position=mine.position if is_own else replace(mine.position, rng=RngState.capture()))
 
 
 def take(fetcher: Any) -> Resuming | None:

@@ -6,6 +6,8 @@ Owns the rule: only what is known to be the same on every rank may be saved by o
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.subjects import TrainingState
@@ -14,23 +16,38 @@ from torch_watchdog_proto.rescue_words import Holds
 __all__ = ["holdings", "part_of", "wrapped"]
 
 _SHARDED_OPTIMIZERS = frozenset({"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "DeepSpeedZeroOptimizer"})
-_replicated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # DistributedDataParallel -> over how many ranks
+_replicated: weakref.WeakKeyDictionary[Any, _Replica] = weakref.WeakKeyDictionary()  # by the model in the wrapper
 
 
-def wrapped(model: Any) -> None:
-    """A DistributedDataParallel was made. Its group may be destroyed by the time that its size is asked for."""
-    _replicated[model] = int(model.process_group.size())
+@dataclass(slots=True)
+class _Replica:
+    """A model in a DistributedDataParallel over `ranks`. `bare_since`: after how many updates that was taken off; None while it is on."""
+
+    ranks: int
+    bare_since: int | None = None
 
 
-def holdings(state: TrainingState, *, world_size: int) -> tuple[Holds, str]:
-    """Whether the whole of `state` is here, and if not why."""
+def wrapped(wrapper: Any, updates: Callable[[], int]) -> None:
+    """A DistributedDataParallel was made. Its group may be destroyed by the time that its size is asked for; and it itself may be: Lightning takes it off
+    while an exception unwinds. What no update has changed since is what it was. `updates`: how many have been applied.
+    """
+    replica = _replicated[wrapper.module] = _Replica(int(wrapper.process_group.size()))
+
+    def taken_off() -> None:
+        replica.bare_since = updates()
+
+    weakref.finalize(wrapper, taken_off).atexit = False
+
+
+def holdings(state: TrainingState, *, world_size: int, updates: int) -> tuple[Holds, str]:
+    """Whether the whole of `state`, after so many updates, is here, and if not why."""
     if not state.optimizers or not state.models:
         return "nothing", "no optimizer that a checkpoint of ours can hold was seen"
     parameters = [param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"]]
     sharded = _why_sharded(state, parameters)
     if sharded:
         return "part", sharded
-    replicas = [model for model, size in _replicated.items() if size == world_size]
+    replicas = [model for model, one in _replicated.items() if one.ranks == world_size and one.bare_since in (None, updates)]
     covered = {id(param) for model in replicas for param in model.parameters()}
     if all(id(param) in covered for param in parameters):
         return "all", ""

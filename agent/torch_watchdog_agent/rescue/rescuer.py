@@ -334,7 +334,7 @@ class Rescuer:
     def _shares(self, state: Any) -> tuple[Holds, str]:
         from torch_watchdog_agent.rescue.replica import holdings, part_of
 
-        holds, why = holdings(state, world_size=self._rank.identity.world_size)
+        holds, why = holdings(state, world_size=self._rank.identity.world_size, updates=self._rank.loop.updates_applied)
         if holds == "part":
             self._part = part_of(state, world_size=self._rank.identity.world_size)
         return holds, why
@@ -351,18 +351,22 @@ class Rescuer:
 
     def _obey(self, free: Free, *, deadline: float) -> None:
         """What the daemon says, until it says Leave."""
+        from torch_watchdog_agent.checkpoint.save import owners
         from torch_watchdog_agent.rescue.saving import seal
 
-        saved: Saved | None = None
+        held = owners()
+        written: tuple[Rescue, Saved] | None = None
         while (order := self._next_word(deadline)) is not None:
             match order:
                 case Rescue():
-                    saved = self._save(order, within_s=free.grace_s)
-                    self._rank.tell(saved)
-                case WriteCommitted() if saved is not None:
-                    self._rank.tell(seal(self._rank, order, saved, parts=self._part[1]))
+                    written = order, self._save(order, within_s=free.grace_s)
+                    self._rank.tell(written[1])
+                case WriteCommitted() if written is not None:
+                    asked, saved = written
+                    self._rank.tell(seal(self._rank, asked, order, saved, parts=self._part[1]))
                 case _:
                     return
+        del held
         self._rank.say(f"no word on the rescue within {free.grace_s:g} s: this rank ends")
 
     def _next_word(self, deadline: float) -> Order | None:

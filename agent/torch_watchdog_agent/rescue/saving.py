@@ -27,6 +27,7 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
     """
     from torch_watchdog_agent.checkpoint.alone import save_alone
     from torch_watchdog_agent.checkpoint.errors import in_words
+    from torch_watchdog_agent.checkpoint.part import Alone
     from torch_watchdog_agent.checkpoint.save import discard
 
     try:
@@ -41,17 +42,17 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
             saved = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
                 position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,
-                part=part,
+                part=part, alone=Alone(steps=rank.loop.steps_ended(windows_back), begun=windows_back),
             )  # fmt: skip
             if windows_back and not rank.window.is_rewound(windows_back):
                 discard(saved.path)
                 return unsaved(rank, order, updates, "the training has moved on while its state was being saved")
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
         return unsaved(rank, order, updates, in_words(error))
-    return _saved(rank, order, updates, finite=saved.finite, files=saved.files, format=saved.format)
+    return _saved(rank, order, updates, path=str(saved.path), finite=saved.finite, files=saved.files, format=saved.format)
 
 
-def seal(rank: Rank, order: WriteCommitted, saved: Saved, *, parts: int) -> Committed:
+def seal(rank: Rank, asked: Rescue, order: WriteCommitted, saved: Saved, *, parts: int) -> Committed:
     """Once all is written; what was written in `parts` is put together first. 0: it was written whole."""
     from torch_watchdog_agent.checkpoint.errors import in_words
     from torch_watchdog_agent.checkpoint.pieces import join
@@ -61,7 +62,7 @@ def seal(rank: Rank, order: WriteCommitted, saved: Saved, *, parts: int) -> Comm
             order = replace(order, manifest=join(Path(saved.path), order.manifest, parts=parts))
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
         return Committed(rank=rank.identity.rank, generation=order.generation, error=in_words(error))
-    return rank.saver.seal(Commit(generation=order.generation, path=saved.path), order, Path(saved.path))
+    return rank.saver.seal(Commit(generation=order.generation, path=asked.path), order, Path(saved.path))
 
 
 def _position(rank: Rank, windows_back: int) -> LoaderPosition:
@@ -79,5 +80,5 @@ def unsaved(rank: Rank, order: Rescue, updates: int, why: str) -> Saved:
 
 def _saved(rank: Rank, order: Rescue, updates: int, **fields: Any) -> Saved:
     return Saved(
-        rank=rank.identity.rank, generation=order.generation, updates_applied=updates, path=order.path, **fields
+        **{"rank": rank.identity.rank, "generation": order.generation, "updates_applied": updates, "path": order.path, **fields}
     )  # fmt: skip

@@ -18,9 +18,11 @@ from torch.utils.data import Dataset
 from torch_watchdog_agent.checkpoint import on_checkpoint, restore, save_at
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError, in_words
 from torch_watchdog_agent.checkpoint.manifest import verify
+from torch_watchdog_agent.checkpoint.part import Moment
 from torch_watchdog_agent.checkpoint.save import chosen
 
 torch.set_num_threads(1)
+TOGETHER = Moment(updates_applied=2, position=MOMENT["position"], rng=MOMENT["rng"], say=lambda _: None)
 
 
 @pytest.fixture(autouse=True)
@@ -148,15 +150,15 @@ def test_accelerate_writes_only_where_it_knows_everything_that_is_trained(tmp_pa
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     subjects = subjects_of(optimizer)
-    assert chosen(tmp_path, subjects, MOMENT["position"]) is None
+    assert chosen(tmp_path, subjects, TOGETHER) is None
     accelerator.prepare(model, optimizer)
-    writer = chosen(tmp_path, subjects, MOMENT["position"])
+    writer = chosen(tmp_path, subjects, TOGETHER)
     assert writer is not None and writer.format == "accelerate"
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
     subjects.scheduler_seen(scheduler)
-    assert chosen(tmp_path, subjects, MOMENT["position"]) is None
+    assert chosen(tmp_path, subjects, TOGETHER) is None
     on_checkpoint(lambda folder: None)
-    writer = chosen(tmp_path, subjects, MOMENT["position"])
+    writer = chosen(tmp_path, subjects, TOGETHER)
     assert writer is not None and writer.format == "callback"
 
 

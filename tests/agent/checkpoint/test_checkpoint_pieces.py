@@ -42,7 +42,7 @@ def piece(path: Path, rank: int) -> tuple[tuple[int, int], SavedPart]:
         optimizer.step()
         subjects = subjects_of(optimizer)
         state = subjects.now()
-        assert holdings(state, world_size=4)[0] == "part"
+        assert holdings(state, world_size=4, updates=1)[0] == "part"
         part, parts = part_of(state, world_size=4)
         moment = {name: MOMENT[name] for name in ("updates_applied", "position")}
         return (part, parts), save_alone(path, subjects, rank=rank, say=lambda _: None, part=part, **moment)

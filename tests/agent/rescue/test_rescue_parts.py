@@ -13,7 +13,7 @@ import torch
 
 from torch_watchdog_agent.checkpoint.subjects import TrainingState
 from torch_watchdog_agent.loop import Loop
-from torch_watchdog_agent.rescue import sockets
+from torch_watchdog_agent.rescue import replica, sockets
 from torch_watchdog_agent.rescue.ahead import Ahead
 from torch_watchdog_agent.rescue.looking import looked_at
 from torch_watchdog_agent.rescue.replica import holdings
@@ -88,8 +88,23 @@ def test_only_the_connections_of_a_group_are_shut_down() -> None:
 def test_parameters_that_are_in_no_replica_are_a_part() -> None:
     model = torch.nn.Linear(2, 2)
     state = TrainingState(models=(model,), optimizers=(torch.optim.SGD(model.parameters(), lr=1),), schedulers=(), scalers=())
-    holds, why = holdings(state, world_size=2)
+    holds, why = holdings(state, world_size=2, updates=1)
     assert holds == "part" and "DistributedDataParallel" in why
+
+
+@pytest.mark.parametrize(("updates", "holds"), [(3, "all"), (4, "part")])
+def test_a_model_whose_wrapper_was_taken_off_is_a_copy_of_all_ranks_until_its_next_update(updates: int, holds: str) -> None:
+    """Lightning takes it off while an exception unwinds."""
+    model = torch.nn.Linear(2, 2)
+    wrapper = torch.nn.Module()
+    wrapper.__dict__.update(module=model, process_group=SimpleNamespace(size=lambda: 2))
+    replica.wrapped(wrapper, lambda: 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    state = TrainingState(models=(model,), optimizers=(optimizer,), schedulers=(), scalers=())
+    assert holdings(state, world_size=2, updates=4)[0] == "all"
+    assert holdings(state, world_size=4, updates=4)[0] == "part"
+    del wrapper
+    assert holdings(state, world_size=2, updates=updates)[0] == holds
 
 
 def test_a_thread_in_its_own_code_does_not_wait() -> None:

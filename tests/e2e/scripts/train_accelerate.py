@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -39,10 +40,10 @@ class Rows(Dataset):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, 8)
-        self.drop = nn.Dropout(0.3)
+        self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -66,31 +67,34 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int)
     parser.add_argument("--never", type=int)
+    parser.add_argument("--dies", type=int, nargs=2, help="a rank, and after how many steps it is killed")
+    parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--load-state")
-    parser.add_argument("--restore")
+    parser.add_argument("--restore", help="a checkpoint; empty: the one that the launch was given")
     parser.add_argument("--out")
     args = parser.parse_args()
     torch.set_num_threads(1)
     seedable = DataLoaderConfiguration(use_seedable_sampler=True)
     accelerator = Accelerator(cpu=True, dataloader_config=seedable, gradient_accumulation_steps=args.accumulate)
     set_seed(7)
-    model = Net()
+    model = Net(args.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     loader = DataLoader(Rows(args.rows, args.bad), batch_size=4, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     first_epoch, step = 0, 0
-    if args.load_state or args.restore:
+    if args.load_state or args.restore is not None:
         import torch_watchdog_agent
 
         if args.load_state:
             accelerator.load_state(args.load_state)
-        objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler} if args.restore else {"model": None}
+        objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler} if args.load_state is None else {"model": None}
         resumed = torch_watchdog_agent.restore(**objects, loader=loader, path=args.restore or args.load_state)
-        first_epoch, step = resumed.epoch, resumed.step
+        if resumed is not None:
+            first_epoch, step, args.dies = resumed.epoch, resumed.step, None
     for epoch in range(first_epoch, args.epochs):
         loader.set_epoch(epoch)
         for batch in loader:
@@ -99,6 +103,8 @@ def main() -> None:
                     if accelerator.sync_gradients:
                         args.never = None
                     continue
+                if args.dies == [accelerator.process_index, step]:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
                 accelerator.backward(loss)
                 optimizer.step()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -38,14 +39,16 @@ class Rows(Dataset):
 
 
 class Net(lightning.LightningModule):
-    def __init__(self, never: int | None) -> None:
+    def __init__(self, never: int | None, dies: list[int] | None = None, dropout: float = 0.3) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, 8)
-        self.drop = nn.Dropout(0.3)
+        self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(8, CLASSES)
-        self.never, self.leaves_out = never, False
+        self.never, self.leaves_out, self.dies = never, False, dies
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        if self.dies == [self.global_rank, self.global_step]:
+            os.kill(os.getpid(), signal.SIGKILL)
         return nn.functional.cross_entropy(self.head(self.drop(self.table(batch["ids"]).mean(1))), batch["labels"])
 
     def optimizer_step(self, epoch: int, number: int, optimizer: torch.optim.Optimizer, closure: Callable[[], object]) -> None:
@@ -99,6 +102,8 @@ def main() -> None:
     parser.add_argument("--bad", type=int)
     parser.add_argument("--never", type=int)
     parser.add_argument("--instead", type=int)
+    parser.add_argument("--dies", type=int, nargs=2, help="a rank, and after how many steps it is killed")
+    parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--ckpt")
     args = parser.parse_args()
@@ -109,7 +114,7 @@ def main() -> None:
         enable_model_summary=False,
     )  # fmt: skip
     loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True, collate_fn=Collate(args.instead))
-    trainer.fit(Net(args.never), loader, ckpt_path=args.ckpt)
+    trainer.fit(Net(args.never, None if args.ckpt else args.dies, args.dropout), loader, ckpt_path=args.ckpt)
     torch.distributed.destroy_process_group()
     time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
 

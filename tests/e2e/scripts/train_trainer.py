@@ -2,7 +2,7 @@
 
 Dropout, momentum, a scheduler and shuffling are there because each is a way to lose bit-identity. With --instead the data set gives another sample of the same
 batch in place of one: what a run must equal in which that sample was left out. With --never no rank trains in one step,
-which the Trainer counts as it does one that a loss scaler left out: what a skip must equal.
+which the Trainer counts as it does one that a loss scaler left out: what a skip must equal. With --dies a rank is killed in its forward after so many steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -39,10 +40,10 @@ class Rows(Dataset):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, 8)
-        self.drop = nn.Dropout(0.3)
+        self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -70,8 +71,11 @@ def say(line: str) -> None:
 class Loud(Trainer):
     last_loss = ""
     never: int | None = None
+    dies: tuple[int, int] | None = None  # a rank, and after how many steps
 
     def training_step(self, *args, **kwargs):
+        if self.dies == (self.args.process_index, self.state.global_step):
+            os.kill(os.getpid(), signal.SIGKILL)
         left_out = self.state.global_step == self.never
         if self.never is not None:
             self.optimizer._is_overflow = left_out  # accelerate's word for a step that was left out
@@ -114,8 +118,12 @@ def main() -> None:
     parser.add_argument("--bad", type=int)
     parser.add_argument("--instead", type=int)
     parser.add_argument("--never", type=int)
+    parser.add_argument("--dies", type=int, nargs=2)
+    parser.add_argument("--dropout", type=float, default=0.3)
+    parser.add_argument("--best", action="store_true", help="the Trainer keeps the best of its checkpoints in mind")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--again", action="store_true", help="resume where there is a checkpoint; such a run does not die")
     parser.add_argument("--save-steps", type=int, default=2)
     parser.add_argument("--meet")
     parser.add_argument("--epochs", type=int, default=2)
@@ -128,11 +136,21 @@ def main() -> None:
         output_dir="trained", per_device_train_batch_size=4, num_train_epochs=given.epochs, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
         logging_steps=1, save_strategy="steps", save_steps=given.save_steps, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
         remove_unused_columns=False, **({"enable_jit_checkpoint": True} if given.jit else {}),
+        **({"eval_strategy": "steps", "eval_steps": given.save_steps, "load_best_model_at_end": True} if given.best else {}),
     )  # fmt: skip
     each = EachStep()
-    trainer = Loud(model=Net(), args=args, train_dataset=Rows(48, given.bad), data_collator=Collate(given.instead), callbacks=[each])
+    trainer = Loud(
+        model=Net(given.dropout),
+        args=args,
+        train_dataset=Rows(48, given.bad),
+        eval_dataset=Rows(8, None),
+        data_collator=Collate(given.instead),
+        callbacks=[each],
+    )
     each.trainer, each.meet, trainer.never = trainer, given.meet, given.never
-    trainer.train(resume_from_checkpoint=True if given.resume else None)
+    resumes = given.resume or (given.again and any(Path(args.output_dir).glob("checkpoint-*")))
+    trainer.dies = tuple(given.dies) if given.dies and not resumes else None
+    trainer.train(resume_from_checkpoint=True if resumes else None)
     if given.out:
         Path(given.out).mkdir(exist_ok=True)
         (Path(given.out) / f"digest-{args.process_index}").write_text(digest(trainer))

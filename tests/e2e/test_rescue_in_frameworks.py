@@ -1,0 +1,108 @@
+"""A rank is killed in the middle of an epoch: what another saves alone is in the form that the framework itself resumes from, and the resumed run equals one
+in which nothing happened. Real launches with two ranks; no dropout, because the generators of the rank that was killed are gone with it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from launching import Ended, launch, script, torchrun, watchdog
+
+from torch_watchdog_agent.checkpoint.manifest import verify
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+DIES_AT = 8  # of 12 steps in two epochs
+
+
+def killed(folder: Path, name: str, *arguments: object, dies: int = 1) -> Ended:
+    run = launch(folder, [*watchdog("--job", "killed"), *torchrun(*script(name, "--dropout", 0, "--dies", dies, DIES_AT, *arguments))])
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (1, "rank.died", dies), run.err
+    return run
+
+
+def saved_by(run: Ended, *, form: str, rank: int = 0) -> Path:
+    checkpoint = run.incidents[0]["action"]["checkpoint"]
+    assert (checkpoint["format"], checkpoint["updates_applied"], checkpoint["committed"], checkpoint["saved_by"]) == (
+        form, DIES_AT, True, [rank],
+    ), run.err  # fmt: skip
+    path = run.folder / checkpoint["path"]
+    assert verify(path)["kind"] == "rescue"
+    return path
+
+
+def printed(run: Ended, label: str) -> str:
+    (line,) = re.findall(rf"\[torch-watchdog\]   {label} +(.*)", run.err)
+    return line
+
+
+def typed(run: Ended) -> Ended:
+    """The line that the summary says to type, typed."""
+    words = shlex.split(printed(run, "resume"))
+    return launch(run.folder, [*watchdog(), *words[1:]])
+
+
+def losses(run: Ended) -> set[str]:
+    return {line for line in run.lines(r"step \d+ loss") if int(line.split()[3]) >= DIES_AT}
+
+
+def digests(folder: Path) -> list[str]:
+    return [(folder / f"digest-{rank}").read_text() for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("dies", "more"), [(1, ()), (0, ("--best", "--save-steps", 3)), (1, ("--accumulate", 2, "--epochs", 4))])
+def test_an_unchanged_trainer_goes_on_from_what_one_rank_saved(dies: int, more: tuple[object, ...], tmp_path: Path) -> None:
+    """With `resume_from_checkpoint=True`. Where it lives rank 0 writes a Trainer's files, and at times waits for the others in between."""
+    run = killed(tmp_path, "train_trainer.py", "--again", "--out", "digests", *more, dies=dies)
+    path = saved_by(run, form="transformers", rank=1 - dies)
+    assert path == tmp_path / "trained" / f"checkpoint-{DIES_AT}"
+    assert [one.name for one in path.glob("rng_state_*")] == [f"rng_state_{1 - dies}.pth"]
+    assert not [one.name for one in path.parent.iterdir() if not re.fullmatch(r"checkpoint-\d+|replaced\.checkpoint-8", one.name)]
+    resumed = typed(run)
+    assert resumed.code == 0, resumed.err
+    (tmp_path / "plain").mkdir()
+    reference = launch(tmp_path / "plain", torchrun(*script("train_trainer.py", "--dropout", 0, "--out", "digests", *more)))
+    assert losses(resumed) == losses(reference) and not losses(run)
+    assert digests(tmp_path / "digests") == digests(tmp_path / "plain" / "digests")
+
+
+@pytest.fixture(scope="module")
+def killed_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return killed(tmp_path_factory.mktemp("killed"), "train_accelerate.py", "--restore", "", "--out", "digests", dies=0)
+
+
+@pytest.fixture(scope="module")
+def whole_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return launch(tmp_path_factory.mktemp("whole"), torchrun(*script("train_accelerate.py", "--dropout", 0, "--out", "digests")))
+
+
+def test_accelerates_own_load_state_takes_what_one_rank_saved(killed_accelerate: Ended, whole_accelerate: Ended, tmp_path: Path) -> None:
+    path = saved_by(killed_accelerate, form="accelerate", rank=1)
+    assert [one.name for one in path.glob("random_states_*")] == ["random_states_1.pkl"]
+    resumed = launch(tmp_path, torchrun(*script("train_accelerate.py", "--dropout", 0, "--load-state", path, "--out", "digests")))
+    assert resumed.code == 0, resumed.err
+    assert losses(resumed) == losses(whole_accelerate)
+    assert digests(tmp_path / "digests") == digests(whole_accelerate.folder / "digests")
+
+
+def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(killed_accelerate: Ended, whole_accelerate: Ended) -> None:
+    resumed = typed(killed_accelerate)
+    assert resumed.code == 0, resumed.err
+    assert losses(resumed) == losses(whole_accelerate)
+    assert digests(killed_accelerate.folder / "digests") == digests(whole_accelerate.folder / "digests")
+
+
+def test_lightning_goes_on_by_ckpt_path_from_what_one_rank_saved(tmp_path: Path) -> None:
+    run = killed(tmp_path, "train_lightning.py")
+    path = saved_by(run, form="lightning")
+    (ckpt,) = re.findall(r'ckpt_path="([^"]+)"', printed(run, "call"))
+    assert tmp_path / ckpt == path / "lightning.ckpt"
+    resumed = launch(tmp_path, [*watchdog("--job", "again"), *torchrun(*script("train_lightning.py", "--dropout", 0, "--ckpt", ckpt))])
+    assert resumed.code == 0, resumed.err
+    reference = launch(tmp_path, torchrun(*script("train_lightning.py", "--dropout", 0)))
+    steps = {line for line in reference.lines(r"after step") if int(line.split()[4]) >= DIES_AT}
+    assert set(resumed.lines(r"after step")) == steps and len(steps) == 8
