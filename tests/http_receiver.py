@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -12,19 +13,23 @@ __all__ = ["HttpReceiver"]
 
 
 class HttpReceiver:
-    """`got` holds (path, body) in order; `status` is what it answers from now on."""
+    """`got` holds (path, body) in order; `status` is what it answers from now on. What `faults` finds in a body is answered with 400, and kept in `refused`."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, faults: Callable[[Any], list[str]] = lambda _: []) -> None:
         self.got: list[tuple[str, Any]] = []
+        self.refused: list[list[str]] = []
         self.status = 202
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", "0")))
-                status = receiver.status
-                if status < 300:
-                    receiver.got.append((self.path, json.loads(body)))
+                body = json.loads(self.rfile.read(int(self.headers.get("content-length", "0"))))
+                wrong = faults(body)
+                status = 400 if wrong else receiver.status
+                if wrong:
+                    receiver.refused.append(wrong)
+                elif status < 300:
+                    receiver.got.append((self.path, body))
                 answer = json.dumps({"status": "success" if status < 300 else "not today"}).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(answer)))

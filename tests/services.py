@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
+import httpx
 import pytest
 from ports import free_port
 
-__all__ = ["PostgresServer", "needs", "program"]
+__all__ = ["AlertmanagerServer", "PostgresServer", "needs", "program"]
 
 _T = TypeVar("_T", bound=Callable[..., object])
 _PACKAGES = {
     "promtool": "prometheus",
     "prometheus": "prometheus",
     "prometheus-alertmanager": "prometheus-alertmanager",
+    "systemd-analyze": "systemd",
     "initdb": "postgresql",
     "postgres": "postgresql",
 }
@@ -74,3 +77,41 @@ class PostgresServer:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         done = subprocess.run(command, cwd="/", check=False, **quiet)
         assert done.returncode == 0 or not check, f"{name} failed: see {self._data}"
+
+
+_NOBODY = "route: {receiver: none, group_by: [alertname, training_job]}\nreceivers: [{name: none}]\n"
+_READY_S = 30.0
+
+
+class AlertmanagerServer:
+    """A real one, with its files in `folder`. `config` is its alertmanager.yml; by itself it tells nobody."""
+
+    def __init__(self, folder: Path, config: str = _NOBODY) -> None:
+        self.port = free_port()
+        (folder / "alertmanager.yml").write_text(config)
+        self._command = [
+            program("prometheus-alertmanager") or "", f"--config.file={folder / 'alertmanager.yml'}", f"--storage.path={folder / 'am'}",
+            f"--web.listen-address=127.0.0.1:{self.port}", "--cluster.listen-address=",
+        ]  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + _READY_S
+        while not self._is_ready():
+            assert time.monotonic() < deadline, "Alertmanager did not start"
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def alerts(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = httpx.get(f"http://127.0.0.1:{self.port}/api/v2/alerts").json()
+        return found
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/-/ready").is_success
+        except httpx.HTTPError:
+            return False

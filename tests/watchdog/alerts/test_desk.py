@@ -218,6 +218,20 @@ def test_a_receiver_that_is_away_does_not_stop_the_escalation() -> None:
     assert (CHAT, "trigger") in desk.sent(901)
 
 
+def test_a_receiver_that_is_told_again_and_again_does_not_put_the_escalation_off() -> None:
+    """As Alertmanager is, which forgets otherwise; a daemon that is started anew meanwhile goes on counting."""
+    routes = (Route(match=Match(), to=(MANAGER,), escalate_after_s=900.0, escalate_to=(PAGER,)),)
+    desk = Desk(routes=routes)
+    desk.see(incident())
+    told = [desk.sent(HOLD_S), *(desk.sent(60.0) for _ in range(7))]
+    assert told == [[(MANAGER, "trigger")]] * 8
+    later = Desk(routes=routes)
+    later.now = desk.now
+    later.desk.restore(json.loads(json.dumps(desk.desk.saved("job"))))
+    told = [later.sent(60.0) for _ in range(8)]
+    assert told == [[(MANAGER, "trigger")]] * 7 + [[(MANAGER, "trigger"), (PAGER, "trigger")]]
+
+
 def test_an_acknowledgement_of_nothing_is_told_to_be_one() -> None:
     desk = Desk()
     assert desk.desk.acknowledge("job/1", "anna", desk.now) is None

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from fleet_harness import BAD_TOKEN, Fleet, SimulatedNode, until
 from http_receiver import HttpReceiver
-from services import needs, program
+from services import AlertmanagerServer, needs
 
 from torch_watchdog.alerts.routes import Match, Route
 from torch_watchdog.daemon.client import DaemonClient
@@ -157,47 +155,14 @@ def test_apprise_is_told_in_words(root: Path) -> None:
         assert "mine: watchdog ack job/1" in body["message"]
 
 
-class Alertmanager:
-    """A real one, with its files in `root`."""
-
-    def __init__(self, root: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        config = root / "alertmanager.yml"
-        config.write_text("route: {receiver: none, group_by: [alertname, training_job]}\nreceivers: [{name: none}]\n")
-        arguments = [
-            f"--config.file={config}",
-            f"--storage.path={root / 'am'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-            "--cluster.listen-address=",
-        ]
-        self.process = subprocess.Popen([program("prometheus-alertmanager") or "", *arguments], stderr=subprocess.DEVNULL)
-        until(self._is_ready)
-
-    def _is_ready(self) -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/-/ready").is_success
-        except httpx.HTTPError:
-            return False
-
-    def alerts(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = httpx.get(f"http://127.0.0.1:{self.port}/api/v2/alerts").json()
-        return found
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
-def alertmanager(root: Path) -> Iterator[Alertmanager]:
-    running = Alertmanager(root)
-    yield running
-    running.close()
+def alertmanager(root: Path) -> Iterator[AlertmanagerServer]:
+    with AlertmanagerServer(root) as running:
+        yield running
 
 
 @needs("prometheus-alertmanager")
-def test_a_real_alertmanager_shows_one_alert_through_changes_requeues_and_to_its_end(root: Path, alertmanager: Alertmanager) -> None:
+def test_a_real_alertmanager_shows_one_alert_through_changes_requeues_and_to_its_end(root: Path, alertmanager: AlertmanagerServer) -> None:
     config = AlertsConfig(
         receivers={"am": f"alertmanager://127.0.0.1:{alertmanager.port}"}, routes=(Route(match=Match(), to=("am",)),), resend_s=0.5
     )
@@ -216,7 +181,7 @@ def test_a_real_alertmanager_shows_one_alert_through_changes_requeues_and_to_its
 
 
 @needs("prometheus-alertmanager")
-def test_the_last_words_of_a_launch_stay_in_alertmanager_until_its_requeue_trains(root: Path, alertmanager: Alertmanager) -> None:
+def test_the_last_words_of_a_launch_stay_in_alertmanager_until_its_requeue_trains(root: Path, alertmanager: AlertmanagerServer) -> None:
     config = AlertsConfig(
         receivers={"am": f"alertmanager://127.0.0.1:{alertmanager.port}"}, routes=(Route(match=Match(), to=("am",)),), last_words=True
     )
@@ -233,7 +198,7 @@ def test_the_last_words_of_a_launch_stay_in_alertmanager_until_its_requeue_train
 
 
 @needs("prometheus-alertmanager")
-def test_alertmanager_takes_the_test_alert_of_the_command_line(alertmanager: Alertmanager) -> None:
+def test_alertmanager_takes_the_test_alert_of_the_command_line(alertmanager: AlertmanagerServer) -> None:
     import sys
 
     command = [sys.executable, "-m", "torch_watchdog.cli", "alert", "test", f"alertmanager://127.0.0.1:{alertmanager.port}"]

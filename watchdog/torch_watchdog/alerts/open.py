@@ -33,11 +33,12 @@ class Rules:
 
 @dataclass(slots=True)
 class Line:
-    """What one receiver knows: the newest version that it took (0: nothing), when, and how often it has failed since."""
+    """What one receiver knows: the newest version that it took (0: nothing), when, when it took the first, and how often it has failed since."""
 
     rules: Rules
     took: int = 0
     took_s: float = 0.0
+    first_took_s: float = 0.0
     tries: int = 0
     next_s: float = 0.0
     under_way: bool = False
@@ -80,6 +81,7 @@ class Open:
 
     def delivered(self, delivery: Delivery, now: float) -> None:
         line = self.lines[delivery.receiver]
+        line.first_took_s = line.first_took_s or now
         line.took, line.took_s, line.tries, line.next_s, line.under_way = delivery.version, now, 0, 0.0, False
         line.said_last = delivery.is_last
 
@@ -140,7 +142,9 @@ class Open:
         return 0.0 if line.took or is_decided else self.since_s + _FIRST_WORD_AFTER_S
 
     def _escalates_at(self, route: Route) -> float | None:
-        told = [line.took_s for line in self.lines.values() if line.took]
+        told = [
+            line.first_took_s for line in self.lines.values() if line.took
+        ]  # not the newest: who is told again and again would never be passed over
         if self._escalated or route.escalate_after_s is None or self.alert.resolved or self.alert.acknowledged_by:
             return None
         return min(told, default=self.since_s + _FIRST_WORD_AFTER_S) + route.escalate_after_s  # a pager that is away answers nobody either
@@ -148,7 +152,7 @@ class Open:
     # On disk
 
     def saved(self) -> dict[str, Any]:
-        lines = {name: {"took": line.took, "took_s": line.took_s} for name, line in self.lines.items()}
+        lines = {name: {"took": line.took, "took_s": line.took_s, "first_took_s": line.first_took_s} for name, line in self.lines.items()}
         return {
             "alert": asdict(self.alert), "version": self.version, "since_s": self.since_s, "stands_since_s": self.stands_since_s,
             "escalated": self._escalated, "resolved_s": self._resolved_s, "lines": lines,
@@ -164,7 +168,9 @@ class Open:
             one._escalated, one._resolved_s = bool(saved["escalated"]), saved["resolved_s"]
             for name, line in saved["lines"].items():
                 if name in rules:
-                    one.lines[name] = Line(rules[name], took=int(line["took"]), took_s=float(line["took_s"]))
+                    took_s = float(line["took_s"])
+                    first_s = float(line.get("first_took_s", took_s))
+                    one.lines[name] = Line(rules[name], took=int(line["took"]), took_s=took_s, first_took_s=first_s)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         return one

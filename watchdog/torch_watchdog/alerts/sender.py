@@ -88,6 +88,8 @@ class AlertSender:
                 await self._receivers[delivery.receiver].send(delivery)
         except AlertError as error:
             self._failed(delivery, error)
+        except Exception as error:  # noqa: BLE001 - an alert whose call has ended in whatever way must not stay under way for ever
+            self._failed(delivery, AlertError(delivery.receiver, f"was not called ({type(error).__name__})"))
         else:
             self._delivered(delivery)
         self._wake.set()
