@@ -1,7 +1,8 @@
 """A fleet of 50 jobs at a daemon that is killed, loses its database, and is replaced by another: nothing is lost, nothing is told twice.
 
-Run it by hand, it takes four minutes: `python tests/fleet/fleet_trial.py [RESULTS.md]`. Needs PostgreSQL (Debian's package). 46 jobs are node processes'
-own code with simulated ranks, 4 are real launches of a real training; all reach the daemons through one address, as behind a load balancer.
+Run it by hand, it takes four minutes: `python tests/fleet/fleet_trial.py [RESULTS.md]`; it replaces its own part of that file. Needs PostgreSQL (Debian's
+package). 46 jobs are node processes' own code with simulated ranks, 4 are real launches of a real training; all reach the daemons through one address, as
+behind a load balancer.
 """
 
 from __future__ import annotations
@@ -318,7 +319,10 @@ def main() -> None:
             "| what | figure |",
             "|---|---|",
         ]
-        Path(sys.argv[1]).write_text("\n".join([*lines, *(f"| {what} | {figure} |" for what, figure in fleet.rows)]) + "\n")
+        file = Path(sys.argv[1])
+        _, mark, others = (file.read_text() if file.exists() else "").partition("<!--")  # hostile_trial.py's part
+        own = "\n".join([*lines, *(f"| {what} | {figure} |" for what, figure in fleet.rows)]) + "\n"
+        file.write_text(own + (f"\n{mark}{others}" if mark else ""))
 
 
 if __name__ == "__main__":
