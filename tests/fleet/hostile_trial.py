@@ -73,7 +73,9 @@ class Daemon:
         return self._log.read_text()
 
     def said_since(self, before: str) -> list[str]:
-        return [line.removeprefix("[torch-watchdog] ") for line in self.said[len(before) :].splitlines()]
+        """But for what is said of every job and incident, hostile or not."""
+        lines = [line.removeprefix("[torch-watchdog] ") for line in self.said[len(before) :].splitlines()]
+        return [line for line in lines if not line.startswith(("job ", "alert "))]
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"http://127.0.0.1:{self.web_port}/{path}", headers={"authorization": f"Bearer {TOKEN}"}, timeout=10)
