@@ -22,7 +22,9 @@ __all__ = ["Holds"]
 
 
 class Holds:
-    """Runs on the training thread. Every way out other than a return raises BadBatchError with the whole diagnosis."""
+    """Runs on the training thread. Every way out other than a return raises BadBatchError with the whole diagnosis, or SystemExit where another rank has
+    failed meanwhile: this one has saved then, or has been let go.
+    """
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -99,6 +101,7 @@ class Holds:
         decision = rank.gate.hold(step, timeout_s)
         if isinstance(decision, GivenUp):
             rank.refused(violation)
+            rank.rescuer.at_nothing()  # its state is clean: nothing of the batch has been used
             raise _unanswered(violation, decision.reason)
 
     def _is_gated(self) -> bool:

@@ -34,7 +34,7 @@ class Saver:
         self._rank.history.note(f"step {step}: {'checkpoint committed' if committed else 'no checkpoint'}: {commit.path}", level=0)
         if commit.leave:
             if commit.save and not committed:
-                self._rank.rescuer.at_failed_save()
+                self._rank.rescuer.at_nothing()
             self._leave(commit)
 
     def _leave(self, commit: Commit) -> None:
@@ -60,6 +60,7 @@ class Saver:
     def _write(self, commit: Commit) -> tuple[Saved, tuple[RankPart, ...]]:
         from torch_watchdog_agent import checkpoint
         from torch_watchdog_agent.checkpoint.errors import in_words
+        from torch_watchdog_agent.checkpoint.peers import RollCall
         from torch_watchdog_agent.checkpoint.rng import RngState
         from torch_watchdog_agent.hooks.tracks import training_position
 
@@ -68,7 +69,7 @@ class Saver:
             part = checkpoint.save_at(
                 Path(commit.path), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),
                 rng=RngState.capture(), rank=who.rank, world_size=who.world_size, say=rank.say, left_out=rank.quarantine.lines(),
-                timeout_s=commit.grace_s,
+                timeout_s=commit.grace_s, call=RollCall(name=f"save/{who.attempt}/{commit.generation}", why_not=rank.rescuer.why_alone),
             )  # fmt: skip
         except (KeyboardInterrupt, SystemExit):
             raise

@@ -8,9 +8,11 @@ checkpoint must not depend on the fabric that may have just failed.
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 
 T = TypeVar("T")
+_LOOK_S = 0.5  # how often a rank that waits for the others looks whether it need not any more
 
 
 class Peers:
@@ -58,6 +61,36 @@ class Peers:
             raise CheckpointError("; ".join(failures)) from cause
         own: T = result
         return own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollCall:
+    """`name`: of what the ranks come together for, each time another; `why_not`: why no rank need be waited for any more, or nothing."""
+
+    name: str
+    why_not: Callable[[], str]
+
+
+def all_come(call: RollCall, world_size: int, *, timeout_s: float) -> None:
+    """Returns once every rank has called this. A group that is being made waits for a rank that will never come, and nothing can end that."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    store, place = dist.distributed_c10d._get_default_store(), f"torch_watchdog/{call.name}"
+    if store.add(f"{place}/here", 1) >= world_size:
+        store.set(f"{place}/all", "here")
+    deadline = time.monotonic() + timeout_s
+    while not _has_come(store, f"{place}/all"):
+        why = call.why_not() or ("" if time.monotonic() < deadline else f"not every rank came within {timeout_s:g} s")
+        if why:
+            raise CheckpointError(why)
+
+
+def _has_come(store: Any, key: str) -> bool:
+    try:
+        store.wait([key], timedelta(seconds=_LOOK_S))
+    except RuntimeError:  # not yet, or the store is gone: then the group's own error tells
+        return False
+    return True
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 from torch_watchdog_agent.checkpoint.foreign import Writer
 from torch_watchdog_agent.checkpoint.part import Moment, RankPart, SavedPart
-from torch_watchdog_agent.checkpoint.peers import Peers
+from torch_watchdog_agent.checkpoint.peers import Peers, RollCall
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
@@ -37,17 +37,20 @@ def save_at(
     say: Callable[[str], None],
     left_out: tuple[str, ...] = (),
     timeout_s: float = SAVE_TIMEOUT_S,
+    call: RollCall | None = None,
 ) -> SavedPart:
     """Collective over all ranks: write, flush, digest; raises CheckpointError on all or none. The part says where the whole belongs.
 
     `path`: where it belongs unless a framework has a place of its own. It lies beside that, as `partial.NAME`, until it is committed. `left_out`: the lines
-    of the quarantine. The training is as it was afterwards: no optimizer is stepped, generators are put back.
+    of the quarantine. `call`: tells that all have come. The training is as it was afterwards: no optimizer is stepped, generators are put back.
     """
     from torch_watchdog_agent.checkpoint.guard import marked_busy
-    from torch_watchdog_agent.checkpoint.peers import peers_of
+    from torch_watchdog_agent.checkpoint.peers import all_come, peers_of
 
     before = RngState.capture()
     try:
+        if call is not None:
+            all_come(call, world_size, timeout_s=timeout_s)
         with marked_busy(), peers_of(rank, world_size, timeout_s=timeout_s) as peers:
             part = save_as_chosen(path, subjects, peers, Moment(updates_applied=updates_applied, position=position, rng=rng, say=say))
             write_left_out(beside(part.path, "partial"), left_out, peers)

@@ -32,9 +32,7 @@ __all__ = ["Rescuer"]
 # Before the first update; between two windows; from a window's first batch to its gate; in the update; from there to the next fetch.
 Phase: TypeAlias = Literal["start", "boundary", "window", "update", "after"]
 WORD_TIMEOUT_S = 5.0  # for the daemon's word to a rank that raises: where none comes it ends as it would have without us
-AFTER_FAILED_SAVE_S = (
-    2.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it
-)
+AFTER_NOTHING_S = 2.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it
 LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
 LAUNCH_S = 1.0  # for an update that is being launched on a device; a full queue keeps it from ever ending
 SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
@@ -86,12 +84,17 @@ class Rescuer:
             if self._free is not None:
                 self._changed.notify_all()
 
-    def at_failed_save(self) -> None:
-        """A save of all ranks has come to nothing: where that was the end of another, this one is to be asked for its state, and not gone by then."""
+    def why_alone(self) -> str:
+        """Why no other rank need be waited for any more, or nothing. From any thread."""
+        free = self._free
+        return "" if free is None else f"another rank has failed: {free.reason}"
+
+    def at_nothing(self) -> None:
+        """A save of all ranks, or a hold, has come to nothing: where another has failed, this one is to be asked for its state, and not gone by then."""
         if self._rank.identity.world_size == 1:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._free is not None or self._over, AFTER_FAILED_SAVE_S)
+            self._changed.wait_for(lambda: self._free is not None or self._over, AFTER_NOTHING_S)
         if self._free is not None:
             self._stand()
             self._leave()
