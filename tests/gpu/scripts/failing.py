@@ -92,7 +92,8 @@ def build(
         from torch.distributed.fsdp import fully_shard
 
         ranks = dist.get_world_size()
-        mesh = init_device_mesh("cuda", (2, ranks // 2) if args.model == "hsdp" else (ranks,))
+        shape, names = ((2, ranks // 2), ("copies", "shards")) if args.model == "hsdp" else ((ranks,), ("shards",))
+        mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
         for layer in plain.body:
             fully_shard(layer, mesh=mesh)
         fully_shard(plain, mesh=mesh)
