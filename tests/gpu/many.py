@@ -26,15 +26,20 @@ COUNTED = ("outcome", "culprit_right", "kind_right", "exit_right", "step_right")
 TIMES = ("seconds_from_fault_to_incident", "seconds_to_free")
 
 
+LIMIT_S = 600.0  # for a part: what it has written by then counts
+
+
 def of(script: str, *arguments: object) -> dict[str, Any]:
     """What a script of its own writes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        done = subprocess.run(
-            [sys.executable, str(HERE / script), "--out", str(out), *map(str, arguments)], stdout=subprocess.DEVNULL, check=False
-        )
+        command = [sys.executable, str(HERE / script), "--out", str(out), *map(str, arguments)]
+        try:
+            ended: int | str = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=LIMIT_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            ended = f"cut off after {LIMIT_S:g} s"
         found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    return found | ({"ended": done.returncode} if done.returncode else {})
+    return found | ({"ended": ended} if ended else {})
 
 
 def counted(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -62,13 +67,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="")
     parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=24, help="of the cost's measurement")
     args = parser.parse_args()
     ranks = torch.cuda.device_count()
     parts = {
         "stop and skip": lambda: of("stop.py", "--ranks", ranks),
         "stop and skip, batches on the GPU": lambda: of("stop.py", "--ranks", ranks, "--resident"),
-        **{f"rescue, {model}": lambda model=model: rescues(ranks, args.trials, model) for model in ("ddp", "fsdp2", "hsdp")},
-        "cost": lambda: of("../bench/gpu_step.py", "--ranks", ranks, "--only", SEVERAL),
+        **{f"rescue, {model}": lambda model=model: rescues(ranks, args.trials, model) for model in ("hsdp", "ddp", "fsdp2")},
+        "cost": lambda: of("../bench/gpu_step.py", "--ranks", ranks, "--rounds", args.rounds, "--only", SEVERAL),
     }
     results: dict[str, Any] = {"machine": machine(), "command": " ".join(["python tests/gpu/many.py", *sys.argv[1:]])}
     if args.out.exists():
