@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from launching import Ended, launch, script, torchrun, watchdog
 
+from torch_watchdog_agent.checkpoint.manifest import verify
+from torch_watchdog_proto.fault_points import VARIABLE
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def trained(folder: Path, *kill: int, ranks: int = 4) -> Ended:
-    return launch(folder, [*watchdog(), *torchrun(*script("hsdp.py", "--kill", *kill), ranks=ranks)])
+def trained(folder: Path, *kill: int, ranks: int = 4, **more: str) -> Ended:
+    return launch(folder, [*watchdog(), *torchrun(*script("hsdp.py", "--kill", *kill), ranks=ranks)], **more)
 
 
 @pytest.mark.parametrize(("kill", "savers"), [((3,), [0, 1]), ((0, 3), [1, 2])], ids=["one copy is whole", "each copy has lost a shard"])
@@ -33,6 +36,16 @@ def test_what_is_left_of_the_copies_is_saved_as_one_whole(tmp_path: Path, kill: 
     assert len(digests) == 4, restored.err
     for rank in sorted({0, 1, 2, 3} - set(kill)):
         assert f"5 {digests[str(rank)]}" in (tmp_path / f"trail-{rank}").read_text().splitlines()
+
+
+@pytest.mark.parametrize("point", ["rank-0 got WriteCommitted", "rank-0 before Committed"])
+def test_where_the_rank_that_seals_dies_the_whole_is_sealed_all_the_same(tmp_path: Path, point: str) -> None:
+    """Before it has, or behind it and before its word."""
+    (incident,) = trained(tmp_path, 3, **{VARIABLE: point}).incidents
+    checkpoint = incident["action"]["checkpoint"]
+    assert checkpoint is not None, incident["cause"]
+    assert (checkpoint["saved_by"], checkpoint["committed"], checkpoint["updates_applied"]) == ([1, 2], True, 5)
+    assert verify(Path(checkpoint["path"]))["updates_applied"] == 5
 
 
 def test_where_a_part_is_gone_with_all_its_copies_nothing_is_called_whole(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch_watchdog_agent.checkpoint.files import digested, sync
 from torch_watchdog_agent.checkpoint.part import SavedPart
 from torch_watchdog_agent.checkpoint.places import beside
 
-__all__ = ["PiecePlanner", "folder_of", "join", "lifted"]
+__all__ = ["PiecePlanner", "folder_of", "join", "lifted", "swept"]
 
 _METADATA = ".metadata"
 
@@ -57,7 +57,10 @@ def lifted(piece: SavedPart, path: Path, part: int) -> SavedPart:
 
 
 def join(path: Path, manifest: Mapping[str, Any], *, parts: int) -> dict[str, Any]:
-    """One list of all pieces; the manifest with it. Raises CheckpointError where the pieces are not a whole."""
+    """One list of all pieces; the manifest with it. Raises CheckpointError where the pieces are not a whole.
+
+    Nothing that another rank needs to do the same goes with it: whoever seals may die before it has.
+    """
     directory = beside(path, "partial")
     lists = [torch_dcp.FileSystemReader(beside(folder_of(path, part), "partial")).read_metadata() for part in range(parts)]
     whole = _whole(lists)
@@ -65,12 +68,16 @@ def join(path: Path, manifest: Mapping[str, Any], *, parts: int) -> dict[str, An
         pickle.dump(whole, file)
     sync(directory / _METADATA)
     named = {file["name"] for file in manifest["files"]} | {_METADATA}
-    for left in directory.iterdir():  # of an attempt that came to nothing, and the lists that are joined now
-        if left.is_dir():
-            shutil.rmtree(left)
-        elif left.name not in named and left.name.startswith(("__", "rank-")):
+    for left in directory.iterdir():  # of an attempt that came to nothing
+        if left.name not in named and left.name.startswith(("__", "rank-")):
             left.unlink()
     return {**manifest, "files": [*manifest["files"], dataclasses.asdict(digested(directory, _METADATA))]}
+
+
+def swept(path: Path) -> None:
+    """The whole has its name: the lists of its pieces are needed no more."""
+    for left in (found for place in (path, beside(path, "not-good")) for found in place.glob(f"{beside(Path('part-'), 'partial')}*")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _renamed(name: str, part: int) -> str:

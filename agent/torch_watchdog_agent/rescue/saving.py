@@ -5,6 +5,7 @@ Owns what "as it was" means where a step had begun: buffers, schedulers and gene
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,8 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
     from torch_watchdog_agent.checkpoint.part import Alone
     from torch_watchdog_agent.checkpoint.save import discard
 
+    if (sealed := _sealed(rank, order.generation, Path(order.path))) is not None:
+        return _saved(rank, order, updates, finite=True, format=sealed["format"])
     try:
         if windows_back and rank.window.updates_at(windows_back) != updates:
             return unsaved(rank, order, updates, "what its step began with is not on hand")
@@ -55,14 +58,32 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
 def seal(rank: Rank, asked: Rescue, order: WriteCommitted, saved: Saved, *, parts: int) -> Committed:
     """Once all is written; what was written in `parts` is put together first. 0: it was written whole."""
     from torch_watchdog_agent.checkpoint.errors import in_words
-    from torch_watchdog_agent.checkpoint.pieces import join
+    from torch_watchdog_agent.checkpoint.pieces import join, swept
 
+    place = Path(saved.path)
+    if _sealed(rank, order.generation, place) is not None:
+        return Committed(rank=rank.identity.rank, generation=order.generation)
     try:
         if parts:
-            order = replace(order, manifest=join(Path(saved.path), order.manifest, parts=parts))
+            order = replace(order, manifest=join(place, order.manifest, parts=parts))
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
         return Committed(rank=rank.identity.rank, generation=order.generation, error=in_words(error))
-    return rank.saver.seal(Commit(generation=order.generation, path=asked.path), order, Path(saved.path))
+    committed = rank.saver.seal(Commit(generation=order.generation, path=asked.path), order, place)
+    swept(place)
+    return committed
+
+
+def _sealed(rank: Rank, generation: int, path: Path) -> Mapping[str, Any] | None:
+    """The manifest of what another rank has sealed in this very rescue, before it died without a word of it."""
+    from torch_watchdog_agent.checkpoint.errors import CheckpointError
+    from torch_watchdog_agent.checkpoint.manifest import read_manifest
+
+    try:
+        facts = read_manifest(path)
+    except (CheckpointError, OSError):
+        return None
+    ours = {"kind": "rescue", "generation": generation, "job": rank.config.job, "attempt": rank.identity.attempt}
+    return facts if ours.items() <= facts.items() else None
 
 
 def _position(rank: Rank, windows_back: int) -> LoaderPosition:

@@ -242,7 +242,8 @@ class RescueCoordinator:
         files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for saved in parts for file in saved.files]
         return {
             "updates_applied": parts[0].updates_applied, "format": parts[0].format, "ranks": sorted(self._savers),
-            "finite": all(saved.finite for saved in parts), "kind": "rescue", "reason": self._reason, "files": files,
+            "finite": all(saved.finite for saved in parts), "kind": "rescue", "generation": self._generation,
+            "reason": self._reason, "files": files,
         }  # fmt: skip
 
     def _on_committed(self, committed: Committed, now: float) -> tuple[Effect, ...]:

@@ -21,7 +21,7 @@ from torch_watchdog_agent.checkpoint.alone import save_alone
 from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.manifest import commit, verify
 from torch_watchdog_agent.checkpoint.part import SavedPart
-from torch_watchdog_agent.checkpoint.pieces import join
+from torch_watchdog_agent.checkpoint.pieces import join, swept
 from torch_watchdog_agent.rescue.replica import holdings, part_of
 
 
@@ -130,11 +130,26 @@ def test_a_part_alone_is_no_whole(written: tuple[Path, Pieces], tmp_path: Path) 
         join(path, manifest_of(pieces), parts=2)
 
 
+def test_whoever_seals_may_die_before_it_has_and_another_does_it_with_a_part_of_its_own(
+    written: tuple[Path, Pieces], tmp_path: Path
+) -> None:
+    path = tmp_path / "step-2"
+    join(path, manifest_of(together(written, path, 0, 1)), parts=2)
+    shutil.rmtree(tmp_path / "partial.step-2" / "partial.part-0")  # rank 2 begins that part anew
+    pieces = together(written, path, 2) | {1: written[1][1][1]}
+    made = commit(path, join(path, manifest_of(pieces), parts=2), good=True)
+    assert sorted(verify(made)["ranks"]) == [1, 2] and not (made / "rank-0.json").exists()
+    swept(path)
+    assert not any(file.is_dir() for file in made.iterdir())
+    verify(made)
+
+
 def test_what_an_earlier_attempt_left_half_written_is_not_in_the_whole(written: tuple[Path, Pieces], tmp_path: Path) -> None:
     path = tmp_path / "step-2"
     pieces = together(written, path, 0, 1)
     for name in ("__2_0.distcp", "rank-7.json"):
         (tmp_path / "partial.step-2" / name).touch()
     made = commit(path, join(path, manifest_of(pieces), parts=2), good=True)
+    swept(path)
     assert not {"__2_0.distcp", "rank-7.json"} & {file.name for file in made.iterdir()}
     assert not any(file.is_dir() for file in made.iterdir())
