@@ -86,11 +86,30 @@ def test_a_launch_on_another_machine_is_watched_over_tls_and_seen_by_whose_token
     assert site.ask(anna, "ack", "team-a-nightly/1").out == "team-a-nightly/1 is yours\n"
     (alert,) = json.loads(site.ask(anna, "alert", "list", "--json").out)["alerts"]
     assert alert["acknowledged_by"] == "anna"
+    silence = ("alert", "silence", "--job", "team-b-*", "--for", "2h", "--comment", "move")
+    assert site.ask(anna, *silence).code == 0
+    listed = site.ask(anna, "alert", "list").out.splitlines()
+    assert (
+        "anna" in listed[1]
+        and listed[-2].startswith("kept quiet: jobs")
+        and listed[-1].split()[0] == "team-b-*"
+        and listed[-1].endswith("move")
+    )
     foreign = site.ask(team, "status", "team-a-nightly", authority=site.folder / "others" / "ca.crt")
     assert foreign.code != 0 and "no daemon answered" in foreign.err
     log = (site.folder / "home" / "err").read_text()
     assert "job team-a-nightly: begins" in log and "job team-a-nightly: ended, exit code 65, 1 incident" in log
     assert "acknowledgement of team-a-nightly/1 by anna" in log
+
+
+def test_a_launch_without_findings_ends_with_what_was_done_as_far_as_its_token_sees(site: Site) -> None:
+    trained = torchrun(*script("train.py", "--epochs", 1))
+    for token, words in (
+        (site.token("team-a", "--role", "agent", "--job", "team-a-*"), "2 ranks, 8 steps (8 updates), nothing found (exit code 0)"),
+        (site.token("cluster", "--role", "agent"), "2 ranks, nothing found (exit code 0)"),
+    ):
+        run = site.from_away(token, *watchdog("--daemon", DAEMON, "--job", f"team-a-{token.stem}"), *trained)
+        assert run.code == 0 and run.err.splitlines()[-1] == f"[torch-watchdog] job team-a-{token.stem}: {words}", run.err
 
 
 def test_a_launch_that_the_daemon_refuses_trains_on_and_says_why(site: Site) -> None:

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def _nvml() -> str:
 
 def _stacks() -> Finding:
     advice = "install py-spy to get stacks of a rank that hangs"
-    where = shutil.which("py-spy")
+    where = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))  # as a node looks for it
     return (
         Finding(name="stacks", state="ok", text=where) if where else Finding(name="stacks", state="warn", text="no py-spy", advice=advice)
     )

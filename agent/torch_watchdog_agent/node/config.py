@@ -49,8 +49,12 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How the job ended. `exit_code` None: the wrapped command's own code stands. `lines` are for the terminal, without the prefix."""
+    """How the job ended. `exit_code` None: the wrapped command's own code stands. `lines` are for the terminal, without the prefix.
+
+    `told`: the daemon has said so, and `incidents` are all that it found.
+    """
 
     exit_code: int | None
     incidents: tuple[Mapping[str, Any], ...] = ()
     lines: tuple[str, ...] = ()
+    told: bool = False

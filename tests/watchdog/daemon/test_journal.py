@@ -48,7 +48,7 @@ def test_a_job_from_its_begin_to_its_end_with_whom_it_was_told_to_is_one_line_ea
     begun, died, over, ended, told, *rest = fleet.said
     assert begun == "job job: begins, policy stop, on node-0"
     assert died.startswith("job job: incident 1: rank.died, critical, ")
-    assert over.startswith("job job: incident 1 is over: rank.died, ")
+    assert over.startswith("job job: over, incident 1: rank.died, critical, ")
     assert ended == "job job: ended, exit code 1, 1 incident"
     assert told == "alert job/1: 1-pagerduty was told, trigger"
     assert rest == [

@@ -227,6 +227,12 @@ def test_a_daemon_that_did_not_answer_is_not_taken_for_a_run_without_findings() 
     assert "nothing found" not in line and "not known" in line
 
 
+def test_a_daemon_that_says_its_findings_and_shows_no_steps_is_believed() -> None:
+    """As it is for a token that reports for all jobs and sees none."""
+    (line,) = summarise([], replace(END, exit_code=0, stopped_by_us=False, steps=None))
+    assert line == "job train-1: 2 ranks, nothing found (exit code 0)"
+
+
 def test_a_derived_index_is_shown_with_its_arithmetic() -> None:
     batch = INCIDENT["batch"] | {"derived": {"expression": "cumsum(input_ids != 1) + 1", "value": 514}, "count": 3}
     assert what_offends(INCIDENT | {"batch": batch}) == (

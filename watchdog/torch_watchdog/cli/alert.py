@@ -8,9 +8,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -67,16 +68,25 @@ async def _test(receiver: Receiver) -> None:
 @json_option
 @click.pass_context
 def list_open(context: click.Context, /, as_json: bool, **_: object) -> None:
-    """List the alerts that the daemon has open (--daemon; else the newest launch's own)."""
+    """List the alerts that the daemon has open, and what it keeps quiet (--daemon; else the newest launch's own)."""
     with client_of(daemon_of(settings(context), None), os.environ) as client:
-        found = client.alerts()
+        found, silences = client.alerts_and_silences()
     if as_json:
-        print_json({"alerts": list(found)})
+        print_json({"alerts": list(found), "silences": list(silences)})
         return
     rows = [
         (one["name"], one["severity"], one["kind"], _since(one["starts_s"]), one["acknowledged_by"] or "", one["title"]) for one in found
     ]
     print_table(("incident", "severity", "kind", "since", "whose", "what"), rows, empty="no alert is open")
+    quiet = [_silence_row(silence) for silence in silences if silence["until_s"] > time.time()]
+    if quiet:
+        print()
+        print_table(("kept quiet: jobs", "kinds", "severities", "until", "by", "why"), quiet, empty="")
+
+
+def _silence_row(silence: Mapping[str, Any]) -> tuple[object, ...]:
+    match = (" ".join(silence["match"][name]) or "all" for name in ("jobs", "kinds", "severities"))
+    return (*match, _since(silence["until_s"]), silence["by"], silence["comment"])
 
 
 @command.command("silence", short_help="Keep alerts quiet for a time.")

@@ -80,8 +80,12 @@ class DaemonClient:
 
     def alerts(self) -> tuple[Mapping[str, Any], ...]:
         """The alerts that are open, as JSON objects."""
+        return self.alerts_and_silences()[0]
+
+    def alerts_and_silences(self) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
+        """What is open, and what is kept quiet."""
         answer = self._ask("", lambda call: self._alerts.ListAlerts(alerts_pb2.ListAlertsRequest(), **call))
-        return tuple(json.loads(text) for text in answer.alerts_json)
+        return tuple(map(json.loads, answer.alerts_json)), tuple(map(json.loads, answer.silences_json))
 
     def acknowledge(self, incident: str, *, by: str) -> OrderAnswer:
         """`incident` is JOB/ID, or the key of an alert."""

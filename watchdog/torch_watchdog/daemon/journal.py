@@ -34,14 +34,14 @@ class Journal:
         self._say(f"job {job.name}: {begins}, policy {job.policy}, on {printable(job.host)}")
 
     def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None:
-        key, name = (live.job.name, str(incident["id"])), f"job {live.job.name}: incident {incident['id']}"
-        if incident["status"] == "resolved":
-            if key in self._open or is_order(incident):
-                self._open.discard(key)
-                self._say(f"{name} is over: {incident['kind']}, {printable(str(incident['summary']))}")
-        elif key not in self._open:
+        key, words = (live.job.name, str(incident["id"])), printable(str(incident["summary"]))
+        what = str(incident["kind"]) if is_order(incident) else f"incident {incident['id']}: {incident['kind']}, {incident['severity']}"
+        if incident["status"] == "firing" and key not in self._open:
             self._open.add(key)
-            self._say(f"{name}: {incident['kind']}, {incident['severity']}, {printable(str(incident['summary']))}")
+            self._say(f"job {live.job.name}: {what}, {words}")
+        elif incident["status"] == "resolved" and key in self._open:
+            self._open.discard(key)
+            self._say(f"job {live.job.name}: over, {what}, {words}")
 
     def reported(self, live: LiveJob, *, trains: bool) -> None:
         """Nothing: that is what jobs do all the time."""

@@ -61,11 +61,11 @@ class JobEnd:
     stopped_by_us: bool
     ranks_reported: int
     ranks_expected: int | None = None
-    steps: int = 0
+    steps: int | None = 0  # None where the daemon did not show them to this launch's token
     began_at_update: int | None = None  # what the checkpoint held that was resumed; both None where nobody recorded it
     updates: int | None = None
     attempt: int = 0  # the newest one: the launcher has started the ranks so often again
-    told: bool = True  # False where the daemon did not answer at the end
+    told: bool = True  # False where the daemon did not answer at the end: what it found is not known
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     here: str = "/"
@@ -103,8 +103,8 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         return _nobody_reported(end)
     first = first_to_tell(incidents, ended_in=end.attempt if end.exit_code else None)
     if first is None or _is_only_asked_for(first, end):
-        steps = steps_told(end.steps, began=end.began_at_update, updates=end.updates)
-        found = f"{steps}, nothing found" if end.told else "what was found is not known"
+        steps = "" if end.steps is None else f"{steps_told(end.steps, began=end.began_at_update, updates=end.updates)}, "
+        found = f"{steps}nothing found" if end.told else "what was found is not known"
         lines = [f"job {end.job}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"]
     elif end.recorded_by:
         lines = [_headline(first, end)]

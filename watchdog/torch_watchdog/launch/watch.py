@@ -91,9 +91,10 @@ class Watch:
         return self.node.finish(exit_code, signal)
 
     def last_status(self) -> JobStatus | None:
-        """The job as the daemon has it after the goodbye; None where it does not answer."""
+        """The job as the daemon has it after the goodbye; None where it does not answer, or does not show it to this token."""
         try:
-            with DaemonClient(self.seat.daemon, token=self.seat.token() or "", timeout_s=QUESTION_TIMEOUT_S) as client:
+            seat = self.seat
+            with DaemonClient(seat.daemon, token=seat.token() or "", timeout_s=QUESTION_TIMEOUT_S, authority=seat.authority) as client:
                 return client.job(self.job)
         except WatchdogError:
             return None

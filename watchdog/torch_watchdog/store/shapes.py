@@ -35,7 +35,7 @@ JOB: Schema = {
         "end": {
             "type": ["object", "null"],
             "properties": {
-                "stopped_by_us": {"type": "boolean"}, "ranks_expected": _NUMBER, "steps": {"type": "integer"}, "told": {"type": "boolean"},
+                "stopped_by_us": {"type": "boolean"}, "ranks_expected": _NUMBER, "steps": {"type": ["integer", "null"]}, "told": {"type": "boolean"},
                 "began_at_update": _NUMBER, "updates": _NUMBER,
                 "unused_resume": _TEXT, "recorded_by": _TEXT,
             },
