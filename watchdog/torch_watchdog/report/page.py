@@ -22,7 +22,7 @@ from torch_watchdog.report.evidence import Evidence
 from torch_watchdog.report.figures import gpu_figures, rank_figures, values_by_step, versions
 from torch_watchdog.report.history import JobHistory
 from torch_watchdog.report.story import card_of, clock, next_steps, story
-from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
+from torch_watchdog.report.strip import MARKS, cells_of, shown_range
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.names import spoken
 
@@ -65,7 +65,6 @@ def _render(history: JobHistory, **parts: Any) -> str:
         name=history.name,
         record=history.record,
         strips=Markup(strips) if rows else None,  # noqa: S704 - svg.py escapes
-        legend=[(svg.CLASSES[mark], words) for mark, words in MEANINGS.items() if any(mark in cells for _, cells in rows)],
         charts=_charts(history, updates),
         ranks=rank_figures(history)[:_MAX_ROWS],
         attempts=len(history.attempts),

@@ -39,7 +39,7 @@ Updates: TypeAlias = tuple[int, int] | None  # that the model had before the fir
 
 
 def strips(rows: Sequence[tuple[str, str]], first: int, last: int, *, label: str, updates: Updates = None) -> str:
-    """`rows` are (name, cells). Runs of one mark become one stroke of one path per mark, so that 128 ranks stay small."""
+    """`rows` are (name, cells), under what their colours mean. Runs of one mark become one stroke of one path per mark, so that 128 ranks stay small."""
     num_cells = max((len(cells) for _, cells in rows), default=1)
     paths: dict[str, list[str]] = {}
     for number, (_, cells) in enumerate(rows):
@@ -50,6 +50,7 @@ def strips(rows: Sequence[tuple[str, str]], first: int, last: int, *, label: str
         for mark in MEANINGS
         if mark in paths
     )
+    legend = "".join(f'<span><i class="b-{CLASSES[mark]}"></i>{MEANINGS[mark]}</span>' for mark in MEANINGS if mark in paths)
     names = "".join(f"<span>{escape(name)}</span>" for name, _ in rows)
     height = len(rows) * _ROW_PX
     picture = f'<svg viewBox="0 0 {num_cells} {height}" preserveAspectRatio="none" height="{height}">{drawn}</svg>'
@@ -57,7 +58,8 @@ def strips(rows: Sequence[tuple[str, str]], first: int, last: int, *, label: str
         f'<div class="ends"><span>{left}</span><span>{right}</span></div>'
         for left, right in ((f"step {first}", last), *([(f"after {count(updates[0], 'update')}", updates[1])] if updates else ()))
     )
-    return f'<div class="strips" role="img" aria-label="{escape(label)}"><div class="names">{names}</div><div>{picture}{ends}</div></div>'
+    shown = f'<div class="strips" role="img" aria-label="{escape(label)}"><div class="names">{names}</div><div>{picture}{ends}</div></div>'
+    return f'<p class="legend">{legend}</p>{shown}'
 
 
 def _runs(cells: str) -> list[tuple[str, int, int]]:
