@@ -114,24 +114,20 @@ class Memory:
     def __init__(self) -> None:
         self._read_ns = -_MEMORY_INTERVAL_NS
         self._figures = Figures()
-        self._uuid: str | None = None
+        self.uuid = ""  # of the GPU, as NVML writes it; empty while it is not known
 
     def figures(self, now_ns: int) -> Figures:
         """Zeros where CUDA is not in use."""
-        torch = sys.modules.get("torch")
-        if torch is not None and now_ns - self._read_ns >= _MEMORY_INTERVAL_NS and torch.cuda.is_initialized():
-            self._read_ns = now_ns
+        if now_ns - self._read_ns < _MEMORY_INTERVAL_NS:
+            return self._figures
+        self._read_ns, torch = now_ns, sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
             stats = torch.cuda.memory_stats_as_nested_dict()
             allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
             retries = stats.get("num_alloc_retries", 0)
             self._figures = Figures(allocated["current"], reserved["current"], allocated["peak"], retries)
-            self._uuid = self._uuid if self._uuid is not None else _uuid(torch)
+            self.uuid = self.uuid or _uuid(torch)
         return self._figures
-
-    @property
-    def uuid(self) -> str:
-        """Of the GPU, as NVML writes it; empty while it is not known."""
-        return self._uuid or ""
 
 
 def _uuid(torch: Any) -> str:

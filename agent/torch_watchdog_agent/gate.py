@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, TypeAlias
 
 from torch_watchdog_proto.messages import Commit, Leave, Order, Phase, RankMessage, WriteCommitted
@@ -65,7 +66,7 @@ class Gate:
     def judge(self, step: int) -> Pass | Skip | Act:
         """What to do with the update of `step`. Waits for a decision where one is under way, never past its deadline."""
         with self._lock:  # the usual case, with as little code as it takes
-            decision = self._participant.at_gate(step, now=self._now())
+            decision = self._participant.at_gate(step, now=inf if self._gone else self._clock())
         if not isinstance(decision, (Wait, Propose)):
             return decision
         later: Pass | Skip | Act = self._until_decided(lambda: self._participant.at_gate(step, now=self._now()))
@@ -74,7 +75,7 @@ class Gate:
     def boundary(self) -> Act | None:
         """The order to act on before the next batch is fetched. Waits where the others may stop at this very boundary."""
         with self._lock:
-            decision = self._participant.at_boundary(now=self._now())
+            decision = self._participant.at_boundary(now=inf if self._gone else self._clock())
         if not isinstance(decision, (Wait, Propose)):
             return decision
         later: Act | None = self._until_decided(lambda: self._participant.at_boundary(now=self._now()))
@@ -125,7 +126,7 @@ class Gate:
         return self._clock()
 
     def _now(self) -> float:
-        return float("inf") if self._gone else self._clock()
+        return inf if self._gone else self._clock()
 
     def _until(self, deadline: float) -> float:
         return max(0.0, min(deadline - self._clock(), 1.0))

@@ -10,17 +10,21 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.arriving import Copies, Memory, Newest, arrived, elapsed_ns
 from torch_watchdog_agent.loop import Loop
-from torch_watchdog_agent.recorder import Recorder
+from torch_watchdog_agent.recorder import UNKNOWN, Recorder
 from torch_watchdog_proto.record import DeviceNamed, MicroStep, StepDone, TensorSeen, TokenizerSeen
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.contract.check import TensorStat
 
 __all__ = ["History"]
 
 _MAX_PENDING_LOSSES = 64
 _NAME_EVERY = 4096  # steps, a GPU or tokenizer: a ring forgets
+_new = tuple.__new__  # a NamedTuple's own makes a frame of Python
 _NO_BOUNDS: Mapping[str, tuple[float, float]] = {}
 
 
@@ -49,6 +53,7 @@ class History:
         self._reach, self._tokens = Newest(), 0
         self._steps_done = 0
         self.scale_is_known = False
+        self._signs = False  # of a norm, a scale or probabilities: many loops have none
 
     def forget(self) -> None:
         self._recorder = None
@@ -63,19 +68,16 @@ class History:
             self._recorder.note(text, level=level)
 
     def batch(
-        self, stats: Iterable[Any], *, loader_ns: int, evaluation: bool, legal: Mapping[str, tuple[float, float]] = _NO_BOUNDS
+        self, stats: Iterable[TensorStat], *, loader_ns: int, evaluation: bool, legal: Mapping[str, tuple[float, float]] = _NO_BOUNDS
     ) -> None:
         """One batch handed over: its tensors are written now, the micro-step when its loss is known. `legal`: the ranges that keys must keep."""
         if self._recorder is None:
             return
         step, micro_step = self._loop.step, self._loop.micro_step
-        for stat in stats:
-            self._recorder.write(
-                TensorSeen(
-                    key_id=self._recorder.key_id(stat.key, *legal.get(stat.key, ())), dtype=stat.dtype, step=step, micro_step=micro_step, low=float(stat.low),
-                    high=float(stat.high), negatives=stat.negatives, ignored=stat.ignored, finite=stat.finite, shape=tuple(stat.shape),
-                )
-            )  # fmt: skip
+        write, key_id = self._recorder.write, self._recorder.key_id
+        for key, dtype, shape, low, high, negatives, ignored, finite in stats:
+            number = key_id(key, legal.get(key, UNKNOWN))
+            write(_new(TensorSeen, (number, dtype, step, micro_step, low, high, negatives, ignored, finite, shape)))
         if len(self._pending) == _MAX_PENDING_LOSSES:
             oldest = self._pending.popleft()
             oldest.loss = None  # nobody will wait for it
@@ -93,7 +95,8 @@ class History:
         if loss.numel() != 1 or len(self._losses) >= len(self._pending) or not self._loop.is_open(self._pending[-1].step):
             return None
         now_ns = time.monotonic_ns()
-        self._backward_ends(now_ns)
+        if self._backward_since_ns:
+            self._backward_ends(now_ns)
         self._backward_since_ns = now_ns
         if loss.is_cuda:
             self._losses.append((self._copies.start(loss.detach()), 0))
@@ -112,15 +115,17 @@ class History:
 
     def norm_seen(self, norm: Any) -> None:
         """The norm of all gradients, as the loop's own clipping has computed it."""
+        self._signs = True
         self._norms.put(norm)
 
     def scale_seen(self, scale: Any) -> None:
         """What a GradScaler multiplies losses with from now on."""
-        self.scale_is_known = True
+        self.scale_is_known = self._signs = True
         self._scales.put(scale)
 
     def reach_seen(self, reach: Any) -> None:
         """How near to the edge of its domain the newest binary_cross_entropy has come."""
+        self._signs = True
         self._reach.put(reach)
 
     def tokenizer_seen(self, tokens: int) -> None:
@@ -130,9 +135,8 @@ class History:
             self._recorder.write(TokenizerSeen(tokens=tokens))
 
     def _backward_ends(self, now_ns: int) -> None:
-        if self._backward_since_ns:
-            self._backward_ns += now_ns - self._backward_since_ns
-            self._backward_since_ns = 0
+        self._backward_ns += now_ns - self._backward_since_ns
+        self._backward_since_ns = 0
 
     def newest_loss(self) -> float | None:
         """The loss of the newest backward, where it has arrived by now: in a loop that waits for its device in each step it has."""
@@ -140,8 +144,10 @@ class History:
 
     def flush(self, *, ending: bool = False) -> None:
         """Writes the micro-steps whose loss has arrived, or will not come any more, in order. `ending`: none will come for the open window."""
-        self._backward_ends(time.monotonic_ns())
-        self._assign()
+        if self._backward_since_ns:
+            self._backward_ends(time.monotonic_ns())
+        if self._losses:
+            self._assign()
         while self._pending and self._recorder is not None:
             first = self._pending[0]
             loss = arrived(first.loss)
@@ -155,21 +161,20 @@ class History:
         A loop that took all micro-batches of a step first runs their backwards in the same order. Where there are fewer, the first batches were given up.
         """
         losses, self._losses = self._losses, []
-        if losses:
-            waiting = [
-                micro for micro in self._pending if micro.loss is None and not micro.evaluation and micro.step == self._pending[-1].step
-            ]
-            for micro, (loss, forward_ns) in zip(waiting[-len(losses) :], losses, strict=False):
-                micro.loss, micro.forward_ns = loss, forward_ns
+        waiting = [micro for micro in self._pending if micro.loss is None and not micro.evaluation and micro.step == self._pending[-1].step]
+        for micro, (loss, forward_ns) in zip(waiting[-len(losses) :], losses, strict=False):
+            micro.loss, micro.forward_ns = loss, forward_ns
 
     def _write(self, recorder: Recorder, micro: _OpenMicroStep, loss: float) -> None:
-        scale = self._scales.take()
+        scale, reach = (self._scales.take(), self._reach.take()) if self._signs else (None, None)
         self._scale = self._scale if scale is None else scale
         recorder.write(
-            MicroStep(
-                step=micro.step, micro_step=micro.micro_step, time_ns=micro.time_ns, loader_ns=micro.loader_ns, loss=loss,
-                loss_known=micro.loss is not None, evaluation=micro.evaluation, forward_ns=micro.forward_ns or elapsed_ns(micro.loss),
-                scale=self._scale, reach=self._reach.take() or 0.0,
+            _new(
+                MicroStep,
+                (
+                    micro.step, micro.micro_step, micro.time_ns, micro.loader_ns, loss, micro.loss is not None, micro.evaluation,
+                    micro.forward_ns or elapsed_ns(micro.loss), self._scale, reach or 0.0,
+                ),
             )
         )  # fmt: skip
 
@@ -177,16 +182,18 @@ class History:
         now_ns = time.monotonic_ns()
         self.flush()
         if self._recorder is not None:
-            norm, memory = self._norms.take(), self._memory.figures(now_ns)
+            norm, memory = self._norms.take() if self._signs else None, self._memory.figures(now_ns)
             self._recorder.write(
-                StepDone(
-                    step=step, time_ns=time.time_ns(), step_ns=now_ns - self._last_gate_ns, micro_steps=self._loop.trained_on,
-                    allocated_bytes=memory.allocated, reserved_bytes=memory.reserved, peak_bytes=memory.peak, vetoed=vetoed,
-                    updates_applied=self._loop.updates_applied, backward_ns=self._backward_ns, grad_norm=-1.0 if norm is None else norm,
-                    alloc_retries=memory.retries,
+                _new(
+                    StepDone,
+                    (
+                        step, time.time_ns(), now_ns - self._last_gate_ns, self._loop.trained_on, memory.allocated, memory.reserved, memory.peak,
+                        vetoed, self._loop.updates_applied, self._backward_ns, -1.0 if norm is None else norm, memory.retries,
+                    ),
                 )
             )  # fmt: skip
-            self._name_again(self._recorder, step)
+            if self._memory.uuid or self._tokens:
+                self._name_again(self._recorder, step)
         self._last_gate_ns, self._backward_ns = now_ns, 0
 
     def _name_again(self, recorder: Recorder, step: int) -> None:

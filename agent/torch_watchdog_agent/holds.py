@@ -28,7 +28,7 @@ class Holds:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._in_hand: list[tuple[Violation, int]] = []  # stand-ins that the loop has fetched ahead, and the last window that may use each
+        self.in_hand: list[tuple[Violation, int]] = []  # stand-ins that the loop has fetched ahead, and the last window that may use each
 
     def hold(self, batch: object, checked: Checked, violation: Violation) -> object:
         """Returns the stand-in, once every rank has promised to veto the step at hand; or, where only a later step can use it, at once."""
@@ -77,16 +77,14 @@ class Holds:
         if not later:
             self._agree(violation, step, rank.loop.micro_step)
         if windows:
-            self._in_hand.append((violation, step + windows))
+            self.in_hand.append((violation, step + windows))
         self.leave_out(violation, step + later)
 
     def window_closed(self, number: int) -> None:
         """The next step may use a stand-in that is in hand: veto it, too. Nothing of that step has been launched yet."""
-        if not self._in_hand:
-            return
-        self._in_hand = [(violation, last) for violation, last in self._in_hand if last > number]
-        if self._in_hand:
-            self._agree(self._in_hand[0][0], number + 1, 0)
+        self.in_hand = [(violation, last) for violation, last in self.in_hand if last > number]
+        if self.in_hand:
+            self._agree(self.in_hand[0][0], number + 1, 0)
 
     def _agree(self, violation: Violation, step: int, micro_step: int) -> None:
         """Waits until every rank has promised to veto the step."""

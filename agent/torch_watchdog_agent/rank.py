@@ -88,7 +88,7 @@ class Rank:
         self.scan = Scan.of(config, identity) if config.scan else None
         self._contract = ContractFile(Path(config.run_dir), rank=identity.rank, say=self.say)
         self._gates_seen = self._trains_in_eval = False
-        self._looked_inside = False
+        self._looked_inside = self._loss_is_under_way = False
         self._preemption = self._preempted()
         self.resume = AskedResume(
             config.resume, Path(config.run_dir), attempt=identity.attempt, speaks=identity.rank == 0, say=self.say
@@ -186,7 +186,8 @@ class Rank:
     def before_fetch(self) -> None:
         """The loop asks for its next batch: every rank is at the same point here, with nothing half done. May raise SystemExit."""
         self.history.flush()
-        self._unread.settle(wait=False)
+        if self._unread.under_check:
+            self._unread.settle(wait=False)
         if self._undo:
             self._undo = False
             self._put_back()  # only the loader has moved on
@@ -197,7 +198,8 @@ class Rank:
 
     def fetched(self, batch: object, *, indices: Any, worker: int | None) -> Checked | None:
         """A batch has left a DataLoader; the loop may get it later (a prefetching loader)."""
-        return self.guard.fetched(batch, indices=indices, worker=worker) if self.guarding else None
+        line = self.line
+        return self.guard.fetched(batch, indices=indices, worker=worker) if line is not None and line.connected else None
 
     def evaluating(self) -> bool:
         """Whether all models are in evaluation mode, in a loop that does not train in that mode."""
@@ -221,13 +223,16 @@ class Rank:
         self.history.batch(stats, loader_ns=loader_ns, evaluation=evaluation, legal=legal)
         if checked is not None:
             checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
-            held = batch
-            batch = self._act_on(batch, checked)
-            if batch is not held:  # what the model gets is what a traced step must learn from
-                checked = self.guard.fetched(batch, indices=None, worker=None)
-            batch = self._unread.handed_over(batch, checked)
+            if checked.violation is not None or checked.warnings:
+                held = batch
+                batch = self._act_on(batch, checked)
+                if batch is not held:  # what the model gets is what a traced step must learn from
+                    checked = self.guard.fetched(batch, indices=None, worker=None)
+            if checked.on_device.looks:
+                batch = self._unread.handed_over(batch, checked)
             self.guard.handed_over(checked, batch)
-        self._clear()
+        if self._clearance is not None:
+            self._clear()
         self.rescuer.keep(batch)
         return batch
 
@@ -299,19 +304,23 @@ class Rank:
             self.scan.failed = True
         self.rescuer.failed(error, words)
 
-    def loss_seen(self, loss: Any) -> None:
+    def loss_seen(self, loss: Any, *, on_cuda: bool) -> None:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""
-        self._settle()
+        if self._unread.under_check or on_cuda:
+            self._settle()
         value = self.history.loss_seen(loss)
+        self._loss_is_under_way = value is None
         if value is None and self.config.watch_modules and loss.numel() == 1:
             value = float(loss.detach())  # what was asked for waits for the device at every module already
         self._look_inside(value)
 
     def _look_inside(self, value: float | None) -> None:
         """Why the newest batch gave this loss, where it is no number: said once, while the parameters are those that it was computed with."""
-        if value is not None and math.isfinite(value):
-            self.guard.loss_is_finite()
-        if value is None or math.isfinite(value) or self._looked_inside:
+        if value is None or math.isfinite(value):
+            if value is not None and self.config.watch_modules:
+                self.guard.loss_is_finite()
+            return
+        if self._looked_inside:
             return
         from torch_watchdog_agent.checkpoint.rng import RngState
 
@@ -354,8 +363,10 @@ class Rank:
         if optimizer is not None:
             self.subjects.optimizer_seen(optimizer)
         self._gates_seen = True
-        self._settle()
-        self._look_inside(self.history.newest_loss())
+        if self._unread.under_check:
+            self._settle()
+        if self._loss_is_under_way:
+            self._look_inside(self.history.newest_loss())
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
         if (self.loop.fed_elsewhere or self.loop.drains) and not self.loop.trained_on:
@@ -409,7 +420,7 @@ class Rank:
 
     def _go_on(self, number: int, *, applied: bool, vetoed: bool = False) -> bool:
         first = self._close_window(number, applied=applied, vetoed=vetoed)
-        if first:
+        if first and self.holds.in_hand:
             self.holds.window_closed(number)
         return first
 

@@ -11,15 +11,16 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_proto.record import KeyNamed, Note, Record, RingHeader, RingWriter, ring_bytes
 
-__all__ = ["Recorder", "opened", "ring_capacity"]
+__all__ = ["UNKNOWN", "Recorder", "opened", "ring_capacity"]
 
 RING_BYTES_PER_NODE = 16 << 20
-_UNKNOWN = math.nan
+UNKNOWN = (math.nan, math.nan)  # the range of a tensor of which none is known
 _NAME_AGAIN_EVERY = 512  # records of one key: a ring forgets, so a key's name is written again now and then
 
 
@@ -27,6 +28,15 @@ def ring_capacity(local_world_size: int) -> int:
     """Records per rank, so that all ranks of a node together stay within 16 MiB of shared memory."""
     share = min(2 << 20, RING_BYTES_PER_NODE // max(1, local_world_size))
     return max(64, (share - ring_bytes(0)) // (ring_bytes(1) - ring_bytes(0)))
+
+
+@dataclass(slots=True)
+class _Named:
+    """A tensor's path. `left`: after how many records its name is written again; `legal`: with which range it was."""
+
+    number: int
+    left: int = 0
+    legal: tuple[float, float] = UNKNOWN
 
 
 class Recorder:
@@ -42,21 +52,19 @@ class Recorder:
             capacity=ring_capacity(local_world_size),
         )  # fmt: skip
         self._ring = RingWriter(memoryview(_reserve(self.path, ring_bytes(header.capacity))), header)
-        self._keys: dict[str, int] = {}
-        self._named: dict[int, tuple[int, float, float]] = {}  # records since it was named, and with which range
+        self.write: Callable[[Record], None] = self._ring.write
+        self._keys: dict[str, _Named] = {}
 
-    def write(self, record: Record) -> None:
-        self._ring.write(record)
-
-    def key_id(self, name: str, low: float = _UNKNOWN, high: float = _UNKNOWN) -> int:
+    def key_id(self, name: str, legal: tuple[float, float] = UNKNOWN) -> int:
         """The number of a tensor's path, written into the ring with its legal range when new, long not named, or when the range is another."""
-        number = self._keys.setdefault(name, len(self._keys))
-        since, *before = self._named.get(number, (_NAME_AGAIN_EVERY,))
-        if since >= _NAME_AGAIN_EVERY or before != [low, high]:
-            self.write(KeyNamed(key_id=number, name=name, low=low, high=high))
-            since = 0
-        self._named[number] = (since + 1, low, high)
-        return number
+        named = self._keys.get(name)
+        if named is None:
+            named = self._keys[name] = _Named(len(self._keys))
+        if not named.left or (named.legal is not legal and named.legal != legal):
+            named.left, named.legal = _NAME_AGAIN_EVERY, legal
+            self.write(KeyNamed(named.number, name, *legal))
+        named.left -= 1
+        return named.number
 
     def note(self, text: str, *, level: int = 0) -> None:
         self.write(Note(level=level, time_ns=time.time_ns(), text=text))

@@ -23,12 +23,12 @@ class Unread:
 
     def __init__(self, guard: Guard, *, say: Callable[[str], None], found: Callable[[Violation], None], change: bool) -> None:
         self._guard, self._say, self._found, self._change = guard, say, found, change
-        self._under_check: deque[UnderCheck] = deque()
+        self.under_check: deque[UnderCheck] = deque()
         self._stream: Any = None
         self._told = False
 
     def __bool__(self) -> bool:
-        return bool(self._under_check)
+        return bool(self.under_check)
 
     def handed_over(self, batch: object, checked: Checked) -> object:
         """Starts the check of what lies on a device. Returns the batch that the loop should get."""
@@ -36,31 +36,31 @@ class Unread:
             return batch
         batch, under_check = self._guard.started(checked, batch, change=self._change)
         if under_check is not None:
-            self._under_check.append(under_check)
+            self.under_check.append(under_check)
         return batch
 
     def settle(self, *, wait: bool) -> bool:
         """Acts on the answers that have come; with `wait` on all. True where one had. A device that has failed meanwhile says so to the training itself."""
-        before = len(self._under_check)
-        if wait and (self._under_check or self._stream is None):
+        if wait and (self.under_check or self._stream is None):
             self._stream = _stream()
-        if not self._under_check or is_captured():
+        if not self.under_check or is_captured():
             return False
-        while self._under_check:
-            first = self._under_check[0]
+        before = len(self.under_check)
+        while self.under_check:
+            first = self.under_check[0]
             try:
                 if wait:
                     first.sent.wait()
                 elif not first.sent.arrived():
                     break
             except RuntimeError:
-                self._under_check.clear()
+                self.under_check.clear()
                 break
-            self._under_check.popleft()
+            self.under_check.popleft()
             violation = self._guard.said_of(first)
             if violation is not None:
                 self._found(violation)
-        return len(self._under_check) < before
+        return len(self.under_check) < before
 
     def _is_on_the_side(self) -> bool:
         """Whether this batch is handed over on another stream than the training's: a stand-in made here might be used before it is whole."""

@@ -2,23 +2,25 @@
 
 Owns the byte layout, for writer and reader alike; knows nothing of files, mmap or torch: both sides hand in a writable or readable buffer.
 
-Layout, little-endian, version 3:
+Layout, little-endian, version 4:
 
-    0     header, 128 bytes: magic, version, record size, capacity, rank, attempt, pid, world size, start time; at 64 the count of records written
+    0     header, 128 bytes: magic, version, record size, capacity, rank, attempt, pid, world size, start time; at 64 the count of records written, as
+          the machine writes a whole number: one store, so that a reader sees the old count or the new one
     128   `capacity` slots of RECORD_BYTES: sequence number (from 1), crc32 of the rest, kind, payload length, payload
 
-Record n lives in slot (n - 1) % capacity. The writer fills the slot, then the checksum with its number, then the count; the reader takes a slot only where
-number and checksum agree, so that a torn write (a rank killed in the middle) is seen and counted, never believed.
+Record n lives in slot (n - 1) % capacity. The writer fills the slot, then raises the count; the reader takes a slot only where number and checksum agree, so
+that a torn write (a rank killed in the middle) is seen and counted, never believed. Writing is on the training thread, where every call of Python counts: a
+record's fields are in the order of its bytes, and most are packed as they are.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+from zlib import crc32 as _crc32
 
 __all__ = [
     "HEADER_BYTES",
@@ -40,13 +42,13 @@ __all__ = [
 ]
 
 MAGIC = b"TWRING\r\n"
-VERSION = 3
+VERSION = 4
 HEADER_BYTES = 128
 RECORD_BYTES = 256
 MAX_DIMENSIONS = 8
 
 _HEADER = struct.Struct("<8sHHIiIIIQ")
-_COUNT = struct.Struct("<Q")
+_COUNT = struct.Struct("=Q")
 _COUNT_AT = 64
 _SLOT = struct.Struct("<QIHH")  # sequence number, crc32, kind, payload length
 _NUMBER, _KIND = struct.Struct("<QI"), struct.Struct("<HH")  # the two halves of a slot's head
@@ -54,9 +56,10 @@ _PAYLOAD_BYTES = RECORD_BYTES - _SLOT.size
 _CRC_FROM = 12  # the checksum covers kind, length and payload, and starts from the sequence number
 
 _KEY = struct.Struct("<HHdd")
-_TENSOR = struct.Struct("<HBBQIddQQB8q")
-_MICRO = struct.Struct("<QIQQQdddB")
-_STEP = struct.Struct("<QQQQIQQQIdBq")
+_TENSOR = tuple(struct.Struct(f"<HBBQIddQQ?{dimensions}q") for dimensions in range(MAX_DIMENSIONS + 1))
+_NUM_DIMENSIONS_AT = 3
+_MICRO = struct.Struct("<QIQQd??Qdd")
+_STEP = struct.Struct("<QQQIQQQ?qQdI")
 _NOTE = struct.Struct("<BQ")
 _TOKENIZER = struct.Struct("<Q")
 
@@ -83,8 +86,7 @@ class RingHeader:
     capacity: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyNamed:
+class KeyNamed(NamedTuple):
     """Gives the path of a tensor in the batch a number, and the range that the run is known to take (NaN: not known).
 
     Repeated now and then, because rings forget, and when the range becomes known.
@@ -96,15 +98,13 @@ class KeyNamed:
     high: float = math.nan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceNamed:
+class DeviceNamed(NamedTuple):
     """The GPU that this rank computes on, as the driver names it; repeated now and then."""
 
     uuid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSeen:
+class TensorSeen(NamedTuple):
     """One tensor of the batch of one micro-step. `low` and `high` are exact up to 2**53; NaN where there was no element to look at."""
 
     key_id: int
@@ -119,8 +119,7 @@ class TensorSeen:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroStep:
+class MicroStep(NamedTuple):
     """One batch: when it was handed over (wall time), how long the loop waited for it, and its loss once that is known.
 
     `forward_ns`: from the hand-over to backward, on the device where it runs there; 0 where not known. `scale`: the GradScaler's newest known, 0: none.
@@ -139,8 +138,7 @@ class MicroStep:
     reach: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDone:
+class StepDone(NamedTuple):
     """One update window has passed its gate (`vetoed`: without an update). Bytes and retries are the allocator's figures, 0 on a CPU.
 
     `backward_ns`: the loop's time from each loss to the next fetch or the gate, and where its forward waits for other ranks. `grad_norm`: what the
@@ -161,8 +159,7 @@ class StepDone:
     alloc_retries: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(NamedTuple):
     """A line of text: what the agent had to say, or the first line of an exception. Level 0 info, 1 warning, 2 error."""
 
     level: int
@@ -170,8 +167,7 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSeen:
+class TokenizerSeen(NamedTuple):
     """How many ids the tokenizer of this rank's data has; repeated now and then."""
 
     tokens: int
@@ -194,7 +190,8 @@ class RingWriter:
                 f"a ring of {header.capacity} records needs {ring_bytes(header.capacity)} bytes, the buffer has {len(buffer)}"
             )
         self._buffer, self._capacity, self._written = buffer, header.capacity, 0
-        _COUNT.pack_into(buffer, _COUNT_AT, 0)
+        self._count = buffer[_COUNT_AT : _COUNT_AT + _COUNT.size].cast("Q")
+        self._count[0] = 0
         _HEADER.pack_into(
             buffer,
             0,
@@ -212,14 +209,12 @@ class RingWriter:
     def write(self, record: Record) -> None:
         """Appends one record; the oldest gives way."""
         kind, pack = _PACK[type(record)]
-        payload = pack(record)
-        number = self._written + 1
-        offset = HEADER_BYTES + (number - 1) % self._capacity * RECORD_BYTES
+        payload = pack(*record)
         checked = _KIND.pack(kind, len(payload)) + payload
-        self._buffer[offset + _CRC_FROM : offset + _CRC_FROM + len(checked)] = checked
-        _NUMBER.pack_into(self._buffer, offset, number, _checksum(number, checked))
-        self._written = number
-        _COUNT.pack_into(self._buffer, _COUNT_AT, number)
+        self._written = number = self._written + 1
+        offset = HEADER_BYTES + (number - 1) % self._capacity * RECORD_BYTES
+        self._buffer[offset : offset + _CRC_FROM + len(checked)] = _NUMBER.pack(number, _crc32(checked, number & 0xFFFFFFFF)) + checked
+        self._count[0] = number
 
 
 class RingReader:
@@ -256,13 +251,9 @@ class RingReader:
         offset = HEADER_BYTES + (number - 1) % self.header.capacity * RECORD_BYTES
         slot = bytes(self._buffer[offset : offset + RECORD_BYTES])
         found, checksum, kind, length = _SLOT.unpack_from(slot)
-        if found != number or length > _PAYLOAD_BYTES or checksum != _checksum(number, slot[_CRC_FROM : _SLOT.size + length]):
+        if found != number or length > _PAYLOAD_BYTES or checksum != _crc32(slot[_CRC_FROM : _SLOT.size + length], number & 0xFFFFFFFF):
             return None
         return _unpack(kind, slot[_SLOT.size : _SLOT.size + length])
-
-
-def _checksum(number: int, checked: bytes) -> int:
-    return zlib.crc32(checked, number & 0xFFFFFFFF)
 
 
 def _read_header(buffer: memoryview) -> RingHeader:
@@ -280,7 +271,7 @@ def _read_header(buffer: memoryview) -> RingHeader:
     return RingHeader(rank=rank, attempt=attempt, pid=pid, world_size=world_size, start_time_ns=start_time_ns, capacity=capacity)
 
 
-# Packing, one pair a record. The kind is the position in _KINDS.
+# Packing, one pair a record, from and to its fields. The kind is the position in _KINDS.
 
 
 def _text(text: str, room: int) -> bytes:
@@ -288,9 +279,9 @@ def _text(text: str, room: int) -> bytes:
     return text.encode("utf-8", "replace")[:room].decode("utf-8", "ignore").encode()
 
 
-def _pack_key(record: KeyNamed) -> bytes:
-    name = _text(record.name, _PAYLOAD_BYTES - _KEY.size)
-    return _KEY.pack(record.key_id, len(name), record.low, record.high) + name
+def _pack_key(key_id: int, name: str, low: float, high: float) -> bytes:
+    written = _text(name, _PAYLOAD_BYTES - _KEY.size)
+    return _KEY.pack(key_id, len(written), low, high) + written
 
 
 def _unpack_key(payload: bytes) -> KeyNamed:
@@ -298,63 +289,32 @@ def _unpack_key(payload: bytes) -> KeyNamed:
     return KeyNamed(key_id=key_id, name=payload[_KEY.size : _KEY.size + length].decode("utf-8", "replace"), low=low, high=high)
 
 
-def _pack_tensor(record: TensorSeen) -> bytes:
-    shape = record.shape[:MAX_DIMENSIONS]
-    dims = shape + (0,) * (MAX_DIMENSIONS - len(shape))
-    return _TENSOR.pack(
-        record.key_id, _DTYPE_CODE.get(record.dtype, len(_DTYPES) - 1), len(shape), record.step, record.micro_step,
-        record.low, record.high, record.negatives, record.ignored, record.finite, *dims,
-    )  # fmt: skip
+def _pack_tensor(
+    key_id: int,
+    dtype: str,
+    step: int,
+    micro_step: int,
+    low: float,
+    high: float,
+    negatives: int,
+    ignored: int,
+    finite: bool,
+    shape: tuple[int, ...],
+) -> bytes:
+    shape = shape[:MAX_DIMENSIONS] if len(shape) > MAX_DIMENSIONS else shape
+    dimensions = len(shape)
+    return _TENSOR[dimensions].pack(
+        key_id, _DTYPE_CODE.get(dtype, len(_DTYPES) - 1), dimensions, step, micro_step, low, high, negatives, ignored, finite, *shape
+    )
 
 
 def _unpack_tensor(payload: bytes) -> TensorSeen:
-    key_id, dtype, ndim, step, micro_step, low, high, negatives, ignored, finite, *dims = _TENSOR.unpack(payload)
-    return TensorSeen(
-        key_id=key_id, dtype=_DTYPES[dtype], step=step, micro_step=micro_step, low=low, high=high,
-        negatives=negatives, ignored=ignored, finite=bool(finite), shape=tuple(dims[:ndim]),
-    )  # fmt: skip
+    key_id, dtype, _, step, micro_step, low, high, negatives, ignored, finite, *shape = _TENSOR[payload[_NUM_DIMENSIONS_AT]].unpack(payload)
+    return TensorSeen(key_id, _DTYPES[dtype], step, micro_step, low, high, negatives, ignored, finite, tuple(shape))
 
 
-def _pack_micro(record: MicroStep) -> bytes:
-    flags = record.loss_known | record.evaluation << 1
-    return _MICRO.pack(
-        record.step, record.micro_step, record.time_ns, record.loader_ns, record.forward_ns, record.loss, record.scale, record.reach, flags
-    )
-
-
-def _unpack_micro(payload: bytes) -> MicroStep:
-    step, micro_step, time_ns, loader_ns, forward_ns, loss, scale, reach, flags = _MICRO.unpack(payload)
-    return MicroStep(
-        step=step,
-        micro_step=micro_step,
-        time_ns=time_ns,
-        loader_ns=loader_ns,
-        loss=loss,
-        loss_known=bool(flags & 1),
-        evaluation=bool(flags & 2),
-        forward_ns=forward_ns,
-        scale=scale,
-        reach=reach,
-    )
-
-
-def _pack_step(record: StepDone) -> bytes:
-    return _STEP.pack(
-        record.step, record.time_ns, record.step_ns, record.backward_ns, record.micro_steps, record.allocated_bytes, record.reserved_bytes,
-        record.peak_bytes, record.alloc_retries, record.grad_norm, record.vetoed, record.updates_applied,
-    )  # fmt: skip
-
-
-def _unpack_step(payload: bytes) -> StepDone:
-    step, time_ns, step_ns, backward_ns, micro_steps, allocated, reserved, peak, retries, norm, vetoed, updates = _STEP.unpack(payload)
-    return StepDone(
-        step=step, time_ns=time_ns, step_ns=step_ns, micro_steps=micro_steps, allocated_bytes=allocated, reserved_bytes=reserved,
-        peak_bytes=peak, vetoed=bool(vetoed), updates_applied=updates, backward_ns=backward_ns, grad_norm=norm, alloc_retries=retries,
-    )  # fmt: skip
-
-
-def _pack_note(record: Note) -> bytes:
-    return _NOTE.pack(record.level, record.time_ns) + _text(record.text, _PAYLOAD_BYTES - _NOTE.size)
+def _pack_note(level: int, time_ns: int, text: str) -> bytes:
+    return _NOTE.pack(level, time_ns) + _text(text, _PAYLOAD_BYTES - _NOTE.size)
 
 
 def _unpack_note(payload: bytes) -> Note:
@@ -362,30 +322,22 @@ def _unpack_note(payload: bytes) -> Note:
     return Note(level=level, time_ns=time_ns, text=payload[_NOTE.size :].decode("utf-8", "replace"))
 
 
-def _pack_device(record: DeviceNamed) -> bytes:
-    return _text(record.uuid, _PAYLOAD_BYTES)
+def _pack_device(uuid: str) -> bytes:
+    return _text(uuid, _PAYLOAD_BYTES)
 
 
 def _unpack_device(payload: bytes) -> DeviceNamed:
     return DeviceNamed(uuid=payload.decode("utf-8", "replace"))
 
 
-def _pack_tokenizer(record: TokenizerSeen) -> bytes:
-    return _TOKENIZER.pack(record.tokens)
-
-
-def _unpack_tokenizer(payload: bytes) -> TokenizerSeen:
-    return TokenizerSeen(tokens=_TOKENIZER.unpack(payload)[0])
-
-
 _KINDS: tuple[tuple[type[Record], Callable[..., bytes], Callable[[bytes], Record]], ...] = (
     (KeyNamed, _pack_key, _unpack_key),
     (TensorSeen, _pack_tensor, _unpack_tensor),
-    (MicroStep, _pack_micro, _unpack_micro),
-    (StepDone, _pack_step, _unpack_step),
+    (MicroStep, _MICRO.pack, lambda payload: MicroStep(*_MICRO.unpack(payload))),
+    (StepDone, _STEP.pack, lambda payload: StepDone(*_STEP.unpack(payload))),
     (Note, _pack_note, _unpack_note),
     (DeviceNamed, _pack_device, _unpack_device),
-    (TokenizerSeen, _pack_tokenizer, _unpack_tokenizer),
+    (TokenizerSeen, _TOKENIZER.pack, lambda payload: TokenizerSeen(*_TOKENIZER.unpack(payload))),
 )
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torch_watchdog_agent.contract.check import TensorStat
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.recorder import Recorder
@@ -24,7 +25,7 @@ class Recorded:
 
     def batch(self, **legal: tuple[float, float]) -> None:
         self.loop.handed_over()
-        stat = SimpleNamespace(key="ids", dtype="int64", low=0, high=9, negatives=0, ignored=0, finite=True, shape=(2, 3))
+        stat = TensorStat(key="ids", dtype="int64", low=0, high=9, negatives=0, ignored=0, finite=True, shape=(2, 3))
         self.history.batch([stat], loader_ns=5, evaluation=False, legal=legal)
 
     def step(self, loss: float = 1.0) -> None:

@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from measuring import Switch, compared
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 from machine import machine
@@ -86,21 +86,16 @@ def batches_of(name: str, *, resident: bool) -> Any:
     return iter(DataLoader(Endless(), batch_size=None, collate_fn=moved))
 
 
-class Switch:
-    """The hooks of this process: on as in any watched launch, or as if no launch of ours watched it."""
+class Waits(Switch):
+    """A switch that also times how long backward's entry waits for the device."""
 
     def __init__(self) -> None:
-        from torch_watchdog_agent.hooks import active
-
-        self._active, self._config = active, active._config
+        super().__init__()
         self.waits_us: list[float] = []
-
-    def turn(self, *, on: bool) -> None:
-        self._active._config = self._config if on else None
 
     def time_waits(self) -> None:
         """How long backward's entry takes to hear what the device says of the batch."""
-        here = self._active.rank()
+        here = self.active.rank()
         unread = getattr(here, "_unread", None)
         if unread is None:
             return
@@ -175,7 +170,7 @@ def train(args: argparse.Namespace) -> None:
 def _measured(step: Any, rounds: int, steps: int) -> dict[str, Any]:
     import torch
 
-    switch = Switch()
+    switch = Waits()
     switch.time_waits()
     blocks: list[tuple[bool, Any, Any]] = []
     for number in range(rounds):
@@ -208,16 +203,8 @@ def launched(name: str, ranks: int, wrapper: list[str], *options: str) -> dict[s
 
 
 def judged(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    ratios = [on / off for on, off in zip(found["on_ms"], found["off_ms"], strict=True)]
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
     return {
-        "off_ms": round(statistics.median(found["off_ms"]), 3),
-        "on_ms": round(statistics.median(found["on_ms"]), 3),
-        "ratio": round(statistics.median(ratios), 4),
-        "ratio_95": [round(medians[100], 4), round(medians[-101], 4)],
-        "rounds": len(ratios),
-        "us_a_step": round((statistics.median(found["on_ms"]) - statistics.median(found["off_ms"])) * 1e3, 1),
+        **compared(found["on_ms"], found["off_ms"]),
         "wait_at_backward_us": found["wait_us"] and round(found["wait_us"], 1),
         "first_steps_ms": {"watched": found["first_ms"], "plain": plain["first_ms"]},
     }

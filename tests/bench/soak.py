@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000_000)
     parser.add_argument("--rate", type=float, default=6000, help="steps a second: what the node process can read on this machine")
     parser.add_argument("--out", type=Path, default=RESULTS / "soak.json")
+    parser.add_argument("--trace", type=float, metavar="SECONDS", help="name the lines whose memory has grown since then; makes all slower")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -73,7 +75,7 @@ def rank(given: argparse.Namespace) -> None:
             time.sleep(max(0.0, begun + step / given.rate - time.monotonic()))
         now_ns = time.time_ns()
         for key, high in (("input_ids", 31_000.0 + step % 7), ("labels", 900.0)):
-            number = recorder.key_id(key, 0.0, 32_000.0)
+            number = recorder.key_id(key, (0.0, 32_000.0))
             recorder.write(
                 TensorSeen(
                     key_id=number,
@@ -113,7 +115,7 @@ def node(given: argparse.Namespace) -> None:
         say=lambda line: tell(said=line),
     )  # fmt: skip
     agent.start()
-    tell_until_eof()
+    tell_until_eof(given.trace)
     tell(ended=agent.finish(0, timeout_s=60).exit_code)
 
 
@@ -126,7 +128,7 @@ def daemon(given: argparse.Namespace) -> None:
         runs_dir=given.root / "runs", listen=(address(given),), index_file=given.root / "index.sqlite", web="127.0.0.1:0", web_token=TOKEN
     )
     with EmbeddedDaemon(config, say=lambda line: tell(said=line)):
-        tell_until_eof()
+        tell_until_eof(given.trace)
 
 
 PART = {"rank": rank, "node": node, "daemon": daemon}
@@ -140,14 +142,26 @@ def tell(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def tell_until_eof() -> None:
+def tell_until_eof(trace_from_s: float | None) -> None:
     """How many blocks of memory Python has given out, now and then, until standard input ends."""
-    ended = threading.Event()
+    ended, since, before = threading.Event(), time.monotonic(), None
+    if trace_from_s is not None:
+        tracemalloc.start()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     tell(ready=True)
     while not ended.wait(5.0):
         gc.collect()
         tell(blocks=sys.getallocatedblocks())  # not gc.get_objects(): a tuple that another thread is making then cannot be finished
+        if trace_from_s is not None and before is None and time.monotonic() - since >= trace_from_s:
+            before = tracemalloc.take_snapshot()
+    if before is not None:
+        tell(grown=grown_since(before))
+
+
+def grown_since(before: tracemalloc.Snapshot) -> list[str]:
+    differences = tracemalloc.take_snapshot().compare_to(before, "lineno")
+    largest = sorted(differences, key=lambda one: one.size_diff, reverse=True)[:25]
+    return [f"{one.size_diff} bytes in {one.count_diff} blocks (of {one.size}): {one.traceback}" for one in largest]
 
 
 # Watching them
@@ -195,6 +209,7 @@ class Watched:
             "shared_memory_bytes_most": max(seen["shm_bytes"] for seen in self._seen),
             "rings_left": left,
             "said": self._said,
+            **({"grown": {part: self._told[part].get("grown") for part in PARTS}} if self._given.trace is not None else {}),
             "over_the_limit": over,
             "holds": not over and not left and not self._said and read + lost // 4 >= 0.99 * self._given.steps,
             "curve": self._curve(),
@@ -202,6 +217,8 @@ class Watched:
 
     def _begin(self, part: str) -> subprocess.Popen[str]:
         arguments = ["--part", part, "--root", str(self._root), "--steps", str(self._given.steps), "--rate", str(self._given.rate)]
+        if self._given.trace is not None:
+            arguments += ["--trace", str(self._given.trace)]
         process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         threading.Thread(target=self._listen, args=(part, process), daemon=True).start()
         while part != "rank" and not self._told[part].get("ready"):

@@ -11,9 +11,8 @@ ANY = "any"
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`kinds`: what it may be called. `rank`: who must be named (None: nobody alone, ANY: whoever). `lasts`: steps; 0: it ends the training.
-
-    `needs`: what the training must be like for it.
+    """`kinds`: what it may be called, and `says` a word of it, where a kind has several. `rank`: who must be named (None: nobody alone, ANY: whoever).
+    `lasts`: steps; 0: it ends the training. `needs`: what the training must be like for it. `watch`: a rule that is off by default.
     """
 
     name: str
@@ -22,6 +21,8 @@ class Fault:
     rank: int | str | None
     lasts: int = 0
     needs: tuple[tuple[str, Any], ...] = ()
+    says: str = ""
+    watch: str = ""
 
 
 LASTING = (
@@ -65,7 +66,9 @@ PRECURSORS = (
     Fault(name="probability_creep", does="probabilities of no sigmoid come 0.002 nearer to 1 each step", kinds=("probability.out_of_range",), rank=1, lasts=140,
           needs=(("bce", True),)),
     Fault(name="padded_id", does="a token past the tokenizer, in a padded table", kinds=("batch.index_out_of_range",), rank=0, lasts=1,
-          needs=(("padded", True),)),
+          needs=(("padded", True),), says="tokenizer"),
+    Fault(name="ids_creep", does="the highest id rises by 2 a step towards the end of its table", kinds=("batch.index_out_of_range",), rank=1, lasts=150,
+          needs=(("vocabulary", 512), ("highest_id", 100)), says="rises by", watch="ids_creep"),
 )  # fmt: skip
 FAULTS = (*LASTING, *ENDING, *PRECURSORS)
 START, REST = 90, 12  # steps before the first fault, and after a lasting one
@@ -81,6 +84,11 @@ keep_s = 1.0
 [rules.loss_spike]
 keep_s = 1.0
 """
+
+
+def settings_of(plan: dict[str, Any]) -> str:
+    """`watch` in a plan: a rule that is off by default is on there."""
+    return SETTINGS + (f"[rules.{plan['watch']}]\nenabled = true\n" if plan.get("watch") else "")
 
 
 def launches(seed: int) -> list[tuple[dict[str, Any], list[tuple[Fault, int]]]]:
@@ -106,14 +114,16 @@ def _launch(pair: tuple[Fault | None, ...], seed: int, rng: random.Random) -> tu
             if fault.name == "other_collective":
                 plan["faults"][-1] = (fault.name, 1, step, step)
             placed.append((fault, step))
-            plan |= dict(fault.needs)
+            plan |= dict(fault.needs) | ({"watch": fault.watch} if fault.watch else {})
             step += fault.lasts + REST + rng.randint(0, 8)
     plan["steps"] = step + 40
     return plan, placed
 
 
 def clean_runs() -> list[dict[str, Any]]:
-    """Sixty, each another training; and twelve with probabilities that nothing keeps inside, and a padded table with its tokenizer."""
+    """Sixty, each another training; twelve with probabilities that nothing keeps inside, and a padded table with its tokenizer; and twelve with the rule
+    on that is off by default: four of these have data sorted by id, with a table of exactly the rows they need.
+    """
     rng = random.Random(7)
     runs = []
     for number in range(60):
@@ -125,4 +135,6 @@ def clean_runs() -> list[dict[str, Any]]:
             "workers": rng.choice([0, 0, 0, 0, 1]), "pause_s": rng.choice([0.005, 0.02, 0.03]), "lr": rng.choice([0.002, 0.01, 0.03]),
         }  # fmt: skip
         runs.append(plan)
-    return runs + [{**runs[number], "seed": 200 + number, "bce": True, "padded": True} for number in range(12)]
+    more = [{**runs[number], "seed": 200 + number, "bce": True, "padded": True} for number in range(12)]
+    watched = [{**runs[number], "seed": 300 + number, "sorted_ids": number % 3 == 0, "watch": "ids_creep"} for number in range(12)]
+    return runs + more + watched

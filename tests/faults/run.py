@@ -1,6 +1,6 @@
 """The fault-injection suite: `python tests/faults/run.py` runs what is not in the results yet, then prints the table.
 
-Pieces: `--seeds 0 1 2`, `--clean 0:72`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
+Pieces: `--seeds 0 1 2`, `--clean 0:84`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
 beside `--out`; `--fresh` forgets them. `--at-once N`: that many launches beside each other, where the machine has the cores for it.
 """
 
@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from catalogue import ANY, FAULTS, LASTING, PRECURSORS, SETTINGS, Fault, clean_runs, launches, precursor_launches
+from catalogue import ANY, FAULTS, LASTING, PRECURSORS, Fault, clean_runs, launches, precursor_launches, settings_of
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -52,7 +52,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--clean", default="0:72")
+    parser.add_argument("--clean", default="0:84")
     parser.add_argument("--only", help="fault")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"))
     parser.add_argument("--at-once", type=int, default=1)
@@ -78,7 +78,7 @@ def run_before(until: float, name: str, plan: dict[str, Any], placed: list[tuple
 def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]:
     """One launch, and what was said of it: each fault found or not, and everything that was said besides."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    (folder / "watchdog.toml").write_text(SETTINGS)
+    (folder / "watchdog.toml").write_text(settings_of(plan))
     command = [
         str(BIN / "watchdog"),
         "--job",
@@ -86,7 +86,7 @@ def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]
         "bash",
         str(HERE / "two_ranks.sh"),
         str(HERE / "train.py"),
-        json.dumps(plan),
+        json.dumps({name: value for name, value in plan.items() if name != "watch"}),
     ]
     begun = time.monotonic()
     try:
@@ -117,7 +117,11 @@ def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> 
     for fault, planned in placed:
         step = planned - skipped
         skipped += fault.lasts if fault.name == "overflow" else 0  # a GradScaler skips these: they are no steps of the optimizer
-        mine = [one for one in left if one["kind"] in fault.kinds and (one["step"] is None or one["step"] >= step - 1)]
+        mine = [
+            one
+            for one in left
+            if one["kind"] in fault.kinds and fault.says in one["summary"] and (one["step"] is None or one["step"] >= step - 1)
+        ]
         right = [one for one in mine if fault.rank == ANY or one["origin"]["rank"] == fault.rank]
         told = (right or mine or [None])[0]
         left = [one for one in left if one not in mine]
@@ -154,7 +158,7 @@ def table(results: dict[str, Any]) -> str:
         rank = {None: "all", ANY: "all"}.get(fault.rank, fault.rank)  # type: ignore[call-overload]
         told, right = sum(one["told"] for one in mine), sum(one["rank_right"] for one in mine)
         lines.append(f"| {fault.does} | {rank} | {told}/{len(mine)} | {right}/{len(mine)} | {', '.join(fault.kinds)} | {spread} |")
-    clean = {name: run for name, run in runs.items() if name.startswith("clean")}
+    clean = {name: run for name, run in runs.items() if name.startswith("clean") and not run["plan"].get("watch")}
     faulty = [run for name, run in runs.items() if not name.startswith("clean")]
     alarms, hours = sum(len(run["surprises"]) for run in clean.values()), sum(run["seconds"] for run in clean.values()) / 3600
     told, right = sum(one["told"] for one in found), sum(one["rank_right"] for one in found)
@@ -166,7 +170,7 @@ def table(results: dict[str, Any]) -> str:
         "",
         f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores, gloo.{load_of(runs)}",
     ]
-    lines += ["", *precursors(found, clean, hours)]
+    lines += ["", *precursors(found, runs)]
     surprises = [f"* {name}: {one}" for name, run in runs.items() for one in run["surprises"]]
     return "\n".join(lines + ([""] + surprises if surprises else []))
 
@@ -179,22 +183,30 @@ def load_of(runs: dict[str, Any]) -> str:
     )
 
 
-def precursors(found: list[dict[str, Any]], clean: dict[str, dict[str, Any]], hours: float) -> list[str]:
-    """How early each warning comes after its fault has begun, and how often it came in a clean run."""
+def precursors(found: list[dict[str, Any]], runs: dict[str, dict[str, Any]]) -> list[str]:
+    """How early each warning comes after its fault has begun, and how often it came in a clean run that it was on in."""
     lines = [
-        "| warning | told | steps after the fault began: least, median, most | false alarms in the clean runs |",
+        "| warning | told | steps after the fault began: least, median, most | false alarms in clean runs |",
         "|---|---|---|---|",
     ]
-    for kind in sorted({kind for fault in (*LASTING, *PRECURSORS) for kind in fault.kinds}):
-        mine = [one for one in found if kind in FAULTS[one["fault"]].kinds and FAULTS[one["fault"]].lasts]
+    warnings = {(kind, fault.says, fault.watch): None for fault in (*LASTING, *PRECURSORS) for kind in fault.kinds}
+    for kind, says, watch in sorted(warnings):
+        of_it = [number for number, fault in enumerate(FAULTS) if kind in fault.kinds and fault.lasts and fault.says == says]
+        mine = [one for one in found if one["fault"] in of_it]
         steps = sorted(one["after_steps"] for one in mine if one["after_steps"] is not None)
         early = f"{steps[0]}, {statistics.median_low(steps)}, {steps[-1]}" if steps else ""
-        wrong = sum(one.startswith(f"{kind}: ") for run in clean.values() for one in run["surprises"])
-        lines.append(f"| {kind} | {sum(one['told'] for one in mine)}/{len(mine)} | {early} | {wrong} in {hours:.2f} h |")
+        clean = [run for name, run in runs.items() if name.startswith("clean") and run["plan"].get("watch", "") == watch]
+        wrong = [run["plan"]["sorted_ids"] for run in clean for one in run["surprises"] if one.startswith(f"{kind}: ") and says in one]
+        of_sorted = f", {sum(wrong)} of them where the data are sorted" if wrong and watch else ""
+        name = f"{kind} ({watch or says})" if says else kind
+        hours = sum(run["seconds"] for run in clean) / 3600
+        lines.append(
+            f"| {name} | {sum(one['told'] for one in mine)}/{len(mine)} | {early} | {len(wrong)} in {len(clean)} runs, {hours:.2f} h{of_sorted} |"
+        )
     return lines
 
 
-assert len(FAULTS) == 32 and all(fault.lasts for fault in (*LASTING, *PRECURSORS))
+assert len(FAULTS) == 33 and all(fault.lasts for fault in (*LASTING, *PRECURSORS))
 
 if __name__ == "__main__":
     main()

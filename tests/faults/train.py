@@ -31,6 +31,7 @@ class Shape:
     batch: int = 8
     length: int = 12
     vocabulary: int = 64
+    highest_id: int = 0  # of the data, where they do not use all of it
     classes: int = 4
     steps: int = 120
     evaluate_every: int = 0
@@ -94,7 +95,12 @@ class Batches(Dataset):
         ids = (
             labels[:, None] * (s.vocabulary // s.classes) + torch.randint(0, s.vocabulary // s.classes, (s.batch, length), generator=rng)
         ).long()
-        if s.sorted_ids or self.faulty("ids_creep", step):
+        if s.highest_id:
+            ids = ids % s.highest_id
+        if self.faulty("ids_creep", step):
+            begun = next(first for name, _, first, _ in s.faults if name == "ids_creep")
+            ids[0, 0] = s.highest_id + 2 * (step - begun)
+        if s.sorted_ids:
             ids = torch.clamp(torch.randint(0, 6, ids.shape, generator=rng) + number * (s.vocabulary - 6) // len(self), 0, s.vocabulary - 1)
         if s.ignored:
             labels[torch.rand(s.batch, generator=rng) < s.ignored] = IGNORED

@@ -158,7 +158,7 @@ def test_garbage_in_a_slot_never_raises(garbage: bytes, slot: int) -> None:
 def test_a_ring_of_another_version_is_refused_with_both_versions() -> None:
     memory, _ = new_ring(4)
     memory[8] = 9
-    with pytest.raises(RingFormatError, match=r"version 9.*version 3"):
+    with pytest.raises(RingFormatError, match=r"version 9.*version 4"):
         RingReader(memoryview(memory))
 
 

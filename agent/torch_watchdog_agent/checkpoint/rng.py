@@ -12,27 +12,41 @@ import random
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 # Both twisters have 624 words and a position: numpy's behind the words, Python's before them.
 _MT19937_BYTES = 625 * 4
 
-# A capture is made in every step, when the training has just used all caches: what counts is how little code it touches. So the words are copied from
-# where the libraries keep them, and spelled out only where they are needed.
+# A capture is made in every step, when the training has just used all caches: what counts is how little code and memory it touches. So the words are
+# copied from where the libraries keep them, only once they have moved on, and spelled out only where they are needed.
 _last_numpy: tuple[bytes, dict[str, Any]] | None = None
-_numpy_words: tuple[Any, memoryview | None] = (None, None)  # of which bit generator
+_numpy_words: tuple[Any, _Twister | None] = (None, None)  # of which bit generator
 
 
-def _words_at(address: int) -> memoryview:
-    return memoryview((ctypes.c_char * _MT19937_BYTES).from_address(address)).cast("B")
+class _Twister:
+    """The words of one generator, in place."""
+
+    __slots__ = ("_bytes", "_last", "_words")
+
+    def __init__(self, address: int) -> None:
+        self._bytes = memoryview((ctypes.c_char * _MT19937_BYTES).from_address(address)).cast("B")
+        self._words = self._bytes.cast("I")
+        self._last: tuple[tuple[int, ...], bytes] = (), b""
+
+    def copied(self) -> bytes:
+        """The same object where nothing was drawn since the last copy: any draw moves the position (the first word or the last), or turns all words."""
+        words, last = self._words, self._last
+        sign = words[0], words[1], words[200], words[400], words[624]
+        if sign != last[0]:
+            last = self._last = sign, bytes(self._bytes)
+        return last[1]
 
 
-def _python_words() -> memoryview | None:
+def _python_words() -> _Twister | None:
     """Where CPython keeps the words of `random`: behind the object's header. None where that is not what `getstate` spells out."""
     try:
-        words = _words_at(id(_python) + object.__basicsize__)
-        return words if PythonState(bytes(words), None).spelled()[1] == _python.getstate()[1] else None
+        words = _Twister(id(_python) + object.__basicsize__)
+        return words if PythonState(words.copied(), None).spelled()[1] == _python.getstate()[1] else None
     except (TypeError, ValueError, AttributeError):
         return None
 
@@ -59,11 +73,10 @@ _python_in_place = _python_words() if sys.implementation.name == "cpython" else 
 def _python_state() -> PythonState:
     if _python_in_place is None:
         return PythonState(random.getstate(), None)
-    return PythonState(bytes(_python_in_place), _python.gauss_next)
+    return PythonState(_python_in_place.copied(), _python.gauss_next)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RngState:
+class RngState(NamedTuple):
     """One moment of all generators. `numpy` and `torch_cpu` are None where the library was not there; `cuda` is empty without CUDA."""
 
     python: PythonState
@@ -75,12 +88,10 @@ class RngState:
     def capture(cls) -> Self:
         """Take the present state. Numpy's is spelled out, in 35 us, only where its generator was used since the last call."""
         torch = sys.modules.get("torch")
-        return cls(
-            python=_python_state(),
-            numpy=_numpy_state(),
-            torch_cpu=None if torch is None else torch.default_generator.get_state(),
-            cuda=() if torch is None else _cuda_states(torch),
-        )
+        if torch is None:
+            return cls(_python_state(), _numpy_state())
+        cuda = _cuda_states(torch) if torch.cuda.is_initialized() else ()
+        return tuple.__new__(cls, (_python_state(), _numpy_state(), torch.default_generator.get_state(), cuda))
 
     def restore(self) -> None:
         """Put every generator back to this state. CUDA states wait for CUDA's own initialisation where it has not happened yet."""
@@ -124,8 +135,6 @@ class RngState:
 
 def _cuda_states(torch: Any) -> tuple[Any, ...]:
     # A CUDA generator's state is its seed and offset, kept on the host: reading it neither waits nor touches the device.
-    if not torch.cuda.is_initialized():
-        return ()
     return tuple(generator.get_state() for generator in torch.cuda.default_generators)
 
 
@@ -136,7 +145,7 @@ def _numpy_state() -> dict[str, Any] | None:
         return None
     raw = _raw_mt19937(numpy_random)
     # A cached Gaussian is spent without a trace in the raw words, so such a state is read in full each time.
-    if raw is not None and _last_numpy is not None and _last_numpy[0] == raw and not _last_numpy[1]["has_gauss"]:
+    if raw is not None and _last_numpy is not None and _last_numpy[0] is raw and not _last_numpy[1]["has_gauss"]:
         return _last_numpy[1]
     state: dict[str, Any] = numpy_random.get_state(legacy=False)
     _last_numpy = None if raw is None else (raw, state)
@@ -148,9 +157,9 @@ def _raw_mt19937(numpy_random: Any) -> bytes | None:
     bit_generator = numpy_random.get_bit_generator()
     if bit_generator is not _numpy_words[0]:
         is_known = type(bit_generator).__name__ == "MT19937"
-        _numpy_words = (bit_generator, _words_at(bit_generator.ctypes.state_address) if is_known else None)
+        _numpy_words = (bit_generator, _Twister(bit_generator.ctypes.state_address) if is_known else None)
     words = _numpy_words[1]
-    return None if words is None else bytes(words)
+    return None if words is None else words.copied()
 
 
 def _set_numpy_state(state: Mapping[str, Any]) -> None:

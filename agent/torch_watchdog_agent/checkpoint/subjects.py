@@ -59,6 +59,10 @@ class Subjects:
         inner = {id(child) for scheduler in seen for child in inner_schedulers(scheduler)}
         return tuple(scheduler for scheduler in seen if id(scheduler) not in inner)
 
+    def scheduled(self) -> int:
+        """What all of them have counted so far. Asked in each step, and most trainings have none or one."""
+        return sum([int(getattr(one, "last_epoch", 0)) for one in self.schedulers()]) if self._schedulers.refs else 0
+
     def scalers(self) -> tuple[Any, ...]:
         return tuple(self._scalers)
 
@@ -85,25 +89,25 @@ class _Seen:
     """Objects in the order they were first seen, each once, none kept alive."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self._refs: dict[int, weakref.ref[Any]] = {}
+        self.refs: dict[int, weakref.ref[Any]] = {}
         self._changed = changed
 
     def add(self, item: Any) -> None:
         key = id(item)
         if item in self:
             return
-        self._refs[key] = weakref.ref(item, lambda _: self._forget(key))
+        self.refs[key] = weakref.ref(item, lambda _: self._forget(key))
         self._changed()
 
     def __contains__(self, item: Any) -> bool:
-        return id(item) in self._refs
+        return id(item) in self.refs
 
     def _forget(self, key: int) -> None:
-        self._refs.pop(key, None)
+        self.refs.pop(key, None)
         self._changed()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([item for ref in list(self._refs.values()) if (item := ref()) is not None])
+        return iter([item for ref in list(self.refs.values()) if (item := ref()) is not None])
 
 
 def bare_model(module: Any) -> Any:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_watchdog_agent.checkpoint.buffers import Buffers
 from torch_watchdog_agent.checkpoint.rng import RngState
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_BUFFER_BYTES = 64 << 20
 _MOMENTS_KEPT = 16  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
-_AS_IT_IS = (int, float, bool, str, type(None))
+_AS_IT_IS = frozenset((int, float, bool, str, type(None)))
+_LEFT_OUT: Any = object()
 
 
 class WindowState:
@@ -106,14 +106,19 @@ class _Owners:
         self._optimizers = [weakref.ref(optimizer) for optimizer in subjects.optimizers()]
         self._others = [weakref.ref(item) for item in (*_all_schedulers(subjects), *subjects.scalers())]
 
-    def namespaces(self) -> list[list[dict[str, Any]]]:
+    def namespaces(self) -> list[Sequence[dict[str, Any]]]:
         """Of each object: of an optimizer its groups, none where the object is gone."""
-        groups = [optimizer.param_groups if (optimizer := ref()) is not None else [] for ref in self._optimizers]
-        return groups + [[item.__dict__] if (item := ref()) is not None else [] for ref in self._others]
+        found: list[Sequence[dict[str, Any]]] = []
+        for ref in self._optimizers:
+            optimizer = ref()
+            found.append(() if optimizer is None else optimizer.param_groups)
+        for ref in self._others:
+            item = ref()
+            found.append(() if item is None else (item.__dict__,))
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
+class _Moment(NamedTuple):
     """Everything but the buffers."""
 
     owners: _Owners
@@ -137,7 +142,7 @@ class _Moment:
 
 
 def _moment(owners: _Owners, *, updates: int = 0) -> _Moment:
-    kept = [[_kept_namespace(living) for living in of_one] for of_one in owners.namespaces()]
+    kept = [list(map(_kept_namespace, of_one)) for of_one in owners.namespaces()]
     return _Moment(owners, kept, RngState.capture(), updates)
 
 
@@ -147,19 +152,15 @@ def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:
     Nothing else: a scaler's notes on the step that it is in the middle of must not come back, nor a function that was wrapped since. And what holds
     objects of the user's would keep them alive.
     """
-    plain = {key: value for key, value in living.items() if type(value) in _AS_IT_IS}
-    return plain | {key: _kept(value) for key, value in living.items() if key not in plain and key != "params" and _is_kept(value)}
-
-
-def _is_kept(value: Any) -> bool:
-    kind = type(value)
-    if kind in _AS_IT_IS:
-        return True
-    if kind in (list, tuple):
-        return all(map(_is_kept, value))
-    if kind is dict:
-        return all(map(_is_kept, value.values()))
-    return isinstance(value, int | float) or hasattr(value, "_version")
+    kept = {}
+    for key, value in living.items():
+        if type(value) in _AS_IT_IS:
+            kept[key] = value
+        elif key != "params":
+            copy = _kept(value)
+            if copy is not _LEFT_OUT:
+                kept[key] = copy
+    return kept
 
 
 def _all_schedulers(subjects: Subjects) -> list[Any]:
@@ -167,14 +168,24 @@ def _all_schedulers(subjects: Subjects) -> list[Any]:
 
 
 def _kept(value: Any) -> Any:
+    """A copy; _LEFT_OUT where it holds anything else than is kept."""
     kind = type(value)
     if kind in _AS_IT_IS:
         return value
-    if kind in (list, tuple):
-        return kind(_kept(item) for item in value)
+    if kind is list or kind is tuple:
+        copies = []
+        for item in value:
+            copy = item if type(item) in _AS_IT_IS else _kept(item)
+            if copy is _LEFT_OUT:
+                return _LEFT_OUT
+            copies.append(copy)
+        return kind(copies)
     if kind is dict:
-        return {key: _kept(item) for key, item in value.items()}
-    return _Tensor(value) if hasattr(value, "_version") else value
+        copied = {key: _kept(item) for key, item in value.items()}
+        return copied if all(copy is not _LEFT_OUT for copy in copied.values()) else _LEFT_OUT
+    if hasattr(value, "_version"):
+        return _Tensor(value)
+    return value if isinstance(value, int | float) else _LEFT_OUT
 
 
 class _Tensor:

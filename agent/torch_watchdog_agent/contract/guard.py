@@ -86,14 +86,23 @@ class Guard:
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         """Check a batch that has just left a DataLoader. Never changes it."""
         self._batches += 1
-        return self._guarded(None, self._check, batch, indices, worker) or Checked(batch_id=self._batches)
+        if self._off:
+            return Checked(batch_id=self._batches)
+        try:  # as _guarded does, with a call less
+            with self._one_at_a_time:
+                return self._check(batch, indices, worker)
+        except BadBatchError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self._turn_off(f"{type(error).__name__}: {error}")
+            return Checked(batch_id=self._batches)
 
     def handed_over(self, checked: Checked, batch: object) -> None:
         """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
         self._handed, self._batch = checked.origin, batch
         if self._seen.waiting:
             self._seen.handed_over(checked.batch_id)
-        if checked.needs_trace or self._tracer.tracing or checked.version != self._contract.version:
+        if checked.needs_trace or self._tracer.mode is not None or checked.version != self._contract.version:
             self._guarded(None, self._hand_over, checked, batch)
 
     def fresh(self, checked: Checked) -> Checked:
@@ -103,7 +112,7 @@ class Guard:
     @property
     def tracing(self) -> bool:
         """Whether the step at hand is a traced one: what is fetched meanwhile must not land on its tape."""
-        return self._tracer.tracing
+        return self._tracer.mode is not None
 
     @property
     def ahead(self) -> int | None:
@@ -128,7 +137,7 @@ class Guard:
         self._handed = self._batch = None
         if self._seen.waiting:
             self._seen.step_ended()
-        if self._tracer.tracing:
+        if self._tracer.mode is not None:
             self._guarded(None, self._tracer.end_at_gate)
 
     def started(self, checked: Checked, batch: object, *, change: bool) -> tuple[object, UnderCheck | None]:
@@ -188,8 +197,9 @@ class Guard:
 
     def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         training = self._names.training()
-        if not (modes_on_stack() or self._contract.is_outdated()):
-            like_before = self._readies.checked(batch, training, self._version, self._batches, indices, worker)
+        if not (torch._C._len_torch_dispatch_stack() or self._contract.is_outdated()):
+            version = self._contract.version + declared_version()
+            like_before = self._readies.checked(batch, training, version, self._batches, indices, worker)
             if like_before is not None:
                 self._seen.batches += 1
                 return like_before
@@ -354,7 +364,7 @@ class Guard:
 
     def _hand_over(self, checked: Checked, batch: object) -> None:
         checked = self._judged_again(checked)
-        if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
+        if checked.origin is None or not (self.tracing or checked.needs_trace):
             return
         if compiled_code_in_the_way():
             self._say_once(
@@ -363,7 +373,7 @@ class Guard:
             return
         self._tracer.end_if_used()
         checked = self._judged_again(checked)
-        if checked.origin is None or not (self._tracer.tracing or checked.needs_trace):
+        if checked.origin is None or not (self.tracing or checked.needs_trace):
             return
         with without_modes():
             leaves = checked.origin.leaves

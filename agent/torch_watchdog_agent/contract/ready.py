@@ -7,6 +7,7 @@ and the batch goes the long way (guard.py), which knows all.
 
 from __future__ import annotations
 
+import operator
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -30,6 +31,7 @@ _Prepared: TypeAlias = tuple[torch.dtype, torch.Size, str, Look]
 _Flat: TypeAlias = dict[Any, Any] | list[Any] | tuple[Any, ...]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 MAX_READY = 256
+_shape_of = operator.attrgetter("shape")
 _count, _new = np.count_nonzero, tuple.__new__  # (a NamedTuple's own makes a frame of Python)
 
 
@@ -48,7 +50,7 @@ class Readies:
             return None
         items = list(flat.values()) if type(flat) is dict else list(flat)
         try:
-            ready = self._by_shapes.get(tuple([item.shape for item in items]))
+            ready = self._by_shapes.get(tuple(map(_shape_of, items)))
             if ready is None or ready.version != version or ready.signature[1] != training:
                 return None
             stats = ready.judged(flat, items)

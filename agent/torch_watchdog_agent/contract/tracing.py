@@ -66,10 +66,6 @@ class Tracer:
     _is_due: bool = False  # a gate has been passed where the trace could not end
 
     @property
-    def tracing(self) -> bool:
-        return self.mode is not None
-
-    @property
     def call(self) -> Call | None:
         """How the loop called its model in the newest traced step."""
         return self._call if self.mode is None or self.mode.call is None else self.mode.call

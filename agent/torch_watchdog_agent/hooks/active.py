@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -38,34 +39,6 @@ def arm(config: AgentConfig) -> None:
     global _config
     _config = config
     os.register_at_fork(after_in_child=_disarm_in_child)
-
-
-def rank() -> Rank | None:
-    """The rank of this process on its main thread, made when first asked for; None elsewhere and after a failure."""
-    global _config, _rank
-    if _config is None or threading.get_ident() != _MAIN_THREAD:
-        return None
-    if _rank is None:
-        config, _config = _config, None  # a failure below must not be met again at every batch
-        from torch_watchdog_agent import keeper
-
-        os.environ[PID_MARK] = str(os.getpid())
-        _rank = Rank(config, Identity.from_env(os.environ), leave=keeper.announce_leave)
-        _config = config
-        atexit.register(_finish, os.getpid())
-        sys.excepthook = _noting(sys.excepthook)
-        _keep_evidence(_rank)
-        _hear_exits()
-    return _rank
-
-
-def made_rank() -> Rank | None:
-    """The rank of this process on any thread, once the main thread has made it."""
-    return _rank
-
-
-def is_training_thread() -> bool:
-    return threading.get_ident() == _MAIN_THREAD
 
 
 _off: set[str] = set()  # hooks that have turned themselves off
@@ -99,6 +72,40 @@ def guarded(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
         return guarded_body
 
     return wrap
+
+
+def rank() -> Rank | None:
+    """The rank of this process on its main thread, made when first asked for; None elsewhere and after a failure. Never raises."""
+    if _config is None or get_ident() != _MAIN_THREAD:
+        return None
+    return _begin() if _rank is None else _rank
+
+
+@guarded("first")
+def _begin() -> Rank | None:
+    global _config, _rank
+    if _config is None:
+        return None
+    config, _config = _config, None  # a failure below must not be met again at every batch
+    from torch_watchdog_agent import keeper
+
+    os.environ[PID_MARK] = str(os.getpid())
+    _rank = Rank(config, Identity.from_env(os.environ), leave=keeper.announce_leave)
+    _config = config
+    atexit.register(_finish, os.getpid())
+    sys.excepthook = _noting(sys.excepthook)
+    _keep_evidence(_rank)
+    _hear_exits()
+    return _rank
+
+
+def made_rank() -> Rank | None:
+    """The rank of this process on any thread, once the main thread has made it."""
+    return _rank
+
+
+def is_training_thread() -> bool:
+    return get_ident() == _MAIN_THREAD
 
 
 def _disarm_in_child() -> None:

@@ -70,7 +70,7 @@ def _fetching(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def next_batch(self: Any) -> Any:
         if here_now.deaf:
             return _unseen(self, theirs)
-        return fetch(self.__dict__.get(_MARK), lambda: theirs(self), lambda: indices.source_of(self))
+        return fetch(self.__dict__.get(_MARK), theirs, self)
 
     return next_batch
 

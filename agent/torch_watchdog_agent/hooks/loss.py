@@ -10,7 +10,6 @@ from typing import Any
 
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.scaler import unscaled
-from torch_watchdog_agent.unread import is_captured
 
 __all__ = ["known", "patch"]
 
@@ -44,8 +43,13 @@ def known(loss: Any) -> Iterator[None]:
 @guarded("loss")
 def _seen(tensors: Any) -> None:
     here = rank()
-    if here is None or is_captured():
+    if here is None:
+        return
+    import torch
+
+    on_cuda = torch.cuda.is_initialized()
+    if on_cuda and torch.cuda.is_current_stream_capturing():
         return  # (in a CUDA graph what is launched here would run again and again)
     loss = tensors if not isinstance(tensors, (list, tuple)) else tensors[0] if len(tensors) == 1 else None
     if hasattr(loss, "numel"):
-        here.loss_seen(unscaled(loss))
+        here.loss_seen(unscaled(loss), on_cuda=on_cuda)

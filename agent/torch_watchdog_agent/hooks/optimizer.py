@@ -24,6 +24,7 @@ class _Vetoed(Exception):  # noqa: N818  not an error: the way out of a closure
 
 
 left_out: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose newest step was vetoed
+_any_left_out = False  # whether there ever was one
 _gates_met = 0
 _steps_under_way = 0  # a step inside a step (ZeRO, wrappers) is not a gate of its own
 
@@ -98,12 +99,18 @@ def _enter(optimizer: Any) -> int | None:
     global _gates_met
     _gates_met += 1
     here = rank()
-    return None if here is None else _marked(optimizer, here.enter_gate(optimizer))
-
-
-def _marked(optimizer: Any, number: int | None) -> int | None:
-    (left_out.add if number == VETOED else left_out.discard)(optimizer)
+    if here is None:
+        return None
+    number = here.enter_gate(optimizer)
+    if number == VETOED or _any_left_out:
+        _mark(optimizer, number)
     return number
+
+
+def _mark(optimizer: Any, number: int | None) -> None:
+    global _any_left_out
+    _any_left_out |= number == VETOED
+    (left_out.add if number == VETOED else left_out.discard)(optimizer)
 
 
 def after_scaler(step: Callable[..., Any], optimizer: Any, had_overflowed: Callable[[], bool]) -> Any:
@@ -119,7 +126,7 @@ def after_scaler(step: Callable[..., Any], optimizer: Any, had_overflowed: Calla
 def _gate_without_update(optimizer: Any, had_overflowed: Callable[[], bool]) -> None:
     here = rank()
     if here is not None and had_overflowed():  # else the update was made past our gate (a compiled step)
-        _marked(optimizer, here.gate_without_update(optimizer))
+        _mark(optimizer, here.gate_without_update(optimizer))
 
 
 @guarded("optimizer")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.hooks import elsewhere
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
-from torch_watchdog_agent.hooks.indices import Source, leave_out
+from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.tracks import Track, follow, is_followed, is_known, track_of
 from torch_watchdog_agent.quarantine import dataset_name
 
@@ -134,24 +134,27 @@ def catch_up(one: Pass, iterator: Any) -> None:
 # Taking batches
 
 
-def fetch(one: Pass | None, make: Callable[[], _Batch], source: Callable[[], Source]) -> _Batch:
-    """torch's own loader makes a batch: for the outer loader that asks for it, else for the loop itself."""
-    receiver = here_now.receiver
-    if receiver is None and before_fetch():
-        _scan(one or Pass(), make, source)
+def fetch(one: Pass | None, theirs: Callable[[Any], _Batch], iterator: Any) -> _Batch:
+    """torch's own loader makes a batch by `theirs(iterator)`: for the outer loader that asks for it, else for the loop itself."""
+    receiver, here = here_now.receiver, rank()
+    if receiver is None and here is not None and before_fetch(here):
+        _scan(one or Pass(), lambda: theirs(iterator), lambda: source_of(iterator))
     began_ns = time.monotonic_ns()
     try:
-        batch = _made(make)
+        batch = _made(here, theirs, iterator)
     except Exception as error:
-        source()  # that batch will not come
+        source_of(iterator)  # that batch will not come
         if receiver is None and isinstance(error, StopIteration):
             _ended()
         raise
-    target = receiver or one or Pass()
-    if not is_training_thread():
-        return _elsewhere(target, batch, source(), asked_by_outer=receiver is not None)
-    _fetched(target, batch, source())
-    return batch if receiver is not None else _hand_over(target, batch, time.monotonic_ns() - began_ns)
+    target, source = receiver or one or Pass(), source_of(iterator)
+    if here is None:
+        return batch if is_training_thread() else _elsewhere(target, batch, source, asked_by_outer=receiver is not None)
+    if receiver is not None:
+        _fetched(here, target, batch, source)
+        return batch
+    used = _looked_at_and_used(here, target, batch, source, time.monotonic_ns() - began_ns)
+    return batch if used is None else used[0]
 
 
 def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int = 0, part: int | None = None) -> _Batch:
@@ -159,7 +162,8 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
 
     `part`: the item of what it returns that is the batch.
     """
-    if before_fetch():
+    here = rank()
+    if here is not None and before_fetch(here):
         _scan(one, make, None, inside=inside, part=part)
     began_ns = time.monotonic_ns()
     with asking(one, inside=inside):
@@ -170,13 +174,13 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
             raise
     for _ in range(min(skip, len(one.fetched))):
         one.fetched.popleft()
-    if not is_training_thread():
-        return elsewhere.handed(batch, _found(one, batch)[0]) if part is None else batch
+    if here is None:
+        return batch if part is not None or is_training_thread() else elsewhere.handed(batch, _found(one, batch)[0])
     took_ns = time.monotonic_ns() - began_ns
     if part is None:
-        return _hand_over(one, batch, took_ns)
+        return _hand_over(here, one, batch, took_ns)
     items: Any = batch
-    handed = _hand_over(one, items[part], took_ns)
+    handed = _hand_over(here, one, items[part], took_ns)
     return batch if handed is items[part] else type(items)((*items[:part], handed, *items[part + 1 :]))
 
 
@@ -199,7 +203,7 @@ class asking:  # noqa: N801  read as a statement: `with asking(one):`
     def __enter__(self) -> None:
         self._before = here_now.receiver, here_now.deaf
         here_now.receiver, here_now.deaf = self._one, not self._inside
-        self._mode = _without_modes()
+        self._mode = _without_modes(rank())
         if self._mode is not None:
             self._mode.__enter__()
 
@@ -243,24 +247,25 @@ def deafly() -> Iterator[None]:
         here_now.deaf = before
 
 
-def _made(make: Callable[[], _Batch]) -> _Batch:
+def _made(here: Any, theirs: Callable[[Any], _Batch], iterator: Any) -> _Batch:
     """A loader inside the data set is not listened to, and collation must not land on the tape of a traced step."""
-    mode = _without_modes()
+    mode = _without_modes(here)
     here_now.deaf = True
     try:
         if mode is None:
-            return make()
+            return theirs(iterator)
         with mode:
-            return make()
+            return theirs(iterator)
     finally:
         here_now.deaf = False
 
 
+def _without_modes(here: Any) -> AbstractContextManager[object] | None:
+    return None if here is None or not here.guard.tracing else _no_modes()
+
+
 @guarded("loader")
-def _without_modes() -> AbstractContextManager[object] | None:
-    here = rank()
-    if here is None or not here.guard.tracing:
-        return None
+def _no_modes() -> AbstractContextManager[object]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     without: AbstractContextManager[object] = _disable_current_modes()  # only ours is there now
@@ -268,20 +273,14 @@ def _without_modes() -> AbstractContextManager[object] | None:
 
 
 @guarded("boundary")
-def before_fetch() -> bool:
+def before_fetch(here: Any) -> bool:
     """True where a scan is to take the rest of this pass."""
-    here = rank()
-    if here is None:
-        return False
     here.before_fetch()
     return here.scan is not None and _scan_is_due(here)
 
 
 @guarded("loader")
-def _fetched(one: Pass, batch: Any, source: Source) -> None:
-    here = rank()
-    if here is None:
-        return
+def _fetched(here: Any, one: Pass, batch: Any, source: Source) -> None:
     checked = None if here_now.skipping else here.fetched(batch, indices=source.indices, worker=source.worker)
     one.fetched.append((batch, source, checked))
 
@@ -315,8 +314,8 @@ def _scan(
 
     def take() -> tuple[Any, Source, Any]:
         if source is not None:
-            batch = _made(make)
-            _fetched(one, batch, source())
+            batch = _made(here, lambda _: make(), None)
+            _fetched(here, one, batch, source())
         else:
             with asking(one, inside=inside):
                 batch = make()
@@ -331,25 +330,35 @@ def _scan(
 # Handing over
 
 
-def _hand_over(one: Pass, batch: _Batch, loader_ns: int) -> _Batch:
-    replaced = _handed(one, batch, loader_ns)
+def _hand_over(here: Any, one: Pass, batch: _Batch, loader_ns: int) -> _Batch:
+    replaced = _handed(here, one, batch, loader_ns)
     return batch if replaced is None else replaced[0]
 
 
 @guarded("hand-over")
-def _handed(one: Pass, batch: Any, loader_ns: int) -> tuple[Any] | None:
+def _handed(here: Any, one: Pass, batch: Any, loader_ns: int) -> tuple[Any]:
+    source, checked = _checked(here, one, batch)
+    return _used(here, one, batch, source, checked, loader_ns)
+
+
+@guarded("hand-over")
+def _looked_at_and_used(here: Any, one: Pass, batch: Any, source: Source, loader_ns: int) -> tuple[Any]:
+    """The loop gets the batch that was just made."""
+    checked = here.fetched(batch, indices=source.indices, worker=source.worker)
+    return _used(here, one, batch, source, checked, loader_ns)
+
+
+def _used(here: Any, one: Pass, batch: Any, source: Source, checked: Any, loader_ns: int) -> tuple[Any]:
     import torch
 
-    here = rank()
-    if here is None:
-        return None
-    one.track.batches += 1
+    track = one.track
+    track.batches += 1
     # Trainer fetches the first batch after an evaluation before it puts its model back into training mode.
-    evaluation = not torch.is_grad_enabled() or (not is_followed(one.track) and here.evaluating())
-    if not evaluation:
-        follow(one.track)
-    source, checked = _checked(here, one, batch)
-    here.dataset = source.dataset or one.track.dataset
+    followed = is_followed(track)
+    evaluation = not torch.is_grad_enabled() or (not followed and here.evaluating())
+    if not evaluation and not followed:
+        follow(track)
+    here.dataset = source.dataset or track.dataset
     if here.scan is not None and not evaluation:
         here.scan.looked_at(batch, source, checked, here.guard)
     return (here.handed(batch, checked, loader_ns=loader_ns, evaluation=evaluation),)
@@ -386,7 +395,7 @@ def _is_same(batch: Any, made: Any, checked: Any, *, moved: bool) -> bool:
         return False
     if any(own[key] is tensor for key, tensor in leaves.items()):
         return True
-    with _without_modes() or nullcontext():
+    with _without_modes(rank()) or nullcontext():
         return moved and all(_may_be_copy(own[key], tensor) for key, tensor in leaves.items())
 
 

@@ -26,7 +26,7 @@ _NAME = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,9})\.ring")
 _MAX_RINGS = 1024
 _MAX_RING_BYTES = 64 << 20
 _RECORDS_AT_ONCE = 4096
-_COUNT = struct.Struct("<Q")
+_COUNT = struct.Struct("=Q")
 _COUNT_AT = 64
 
 

@@ -30,15 +30,10 @@ class RecentBatches:
         """The batch that is about to be used. `several`: Python runs ahead of what uses it."""
         if not several:
             self._kept.clear()
-        if self._are_on_host(batch):
-            self._kept.append((self._rank.loop.step, batch))
-
-    def _are_on_host(self, batch: Any) -> bool:
         if self._on_host is None:
-            from torch_watchdog_agent.contract.flatten import leaves_of
-
-            self._on_host = not any(leaf.is_cuda for leaf in leaves_of(batch).values())
-        return self._on_host
+            self._on_host = _is_on_host(batch)
+        if self._on_host:
+            self._kept.append((self._rank.loop.step, batch))
 
     def of(self, step: int) -> Any:
         """The last batch of the step, or of the one before where that step has none yet; None where it is not held any more."""
@@ -55,3 +50,9 @@ class RecentBatches:
                 bundle.write(folder / f"{who.attempt}-{who.rank}.safetensors", batch)
         except Exception as error:  # noqa: BLE001  a full disk, say
             self._rank.say(f"the batch of this step could not be kept ({type(error).__name__}: {error})")
+
+
+def _is_on_host(batch: Any) -> bool:
+    from torch_watchdog_agent.contract.flatten import leaves_of
+
+    return not any(leaf.is_cuda for leaf in leaves_of(batch).values())

@@ -46,7 +46,7 @@ class Rescuer:
         self._lock = threading.RLock()  # taken by itself where a step passes: less code than the condition's
         self._changed = threading.Condition(self._lock)
         self._phase: Phase = "start"
-        self._window = WholeWindow(lambda: sum(int(getattr(one, "last_epoch", 0)) for one in rank.subjects.schedulers()))
+        self._window = WholeWindow(rank.subjects.scheduled)
         self._free: Free | None = None
         self._part = (0, 0)  # which part of the state this rank holds, of how many; (0, 0) where none that others could complete
         self._words: deque[Order] = deque()

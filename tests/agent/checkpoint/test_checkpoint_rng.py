@@ -28,6 +28,27 @@ def test_restoring_repeats_every_generator() -> None:
     assert draw() == first
 
 
+def test_a_generator_that_was_not_used_is_not_copied_anew_and_any_use_is_seen() -> None:
+    for draw_all, seed in (
+        (lambda: [random.getrandbits(32) for _ in range(624)], random.seed),
+        (lambda: np.random.bytes(624 * 4), np.random.seed),
+    ):
+        seed(5)
+        first, again = RngState.capture(), RngState.capture()
+        assert first.python.words is again.python.words and first.numpy is again.numpy
+        draw_all()  # a whole turn of the twister: the position is where it was
+        turned = RngState.capture()
+        first.restore()
+        once = (random.random(), np.random.rand())
+        turned.restore()
+        assert (random.random(), np.random.rand()) != once
+        seed(6)
+        other = RngState.capture()
+        seed(5)
+        other.restore()
+        assert (random.random(), np.random.rand()) != once
+
+
 def test_numpys_second_gaussian_is_not_taken_for_an_unchanged_state() -> None:
     np.random.seed(1)
     np.random.randn()

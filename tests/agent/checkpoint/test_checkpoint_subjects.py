@@ -73,6 +73,7 @@ def test_schedulers_inside_another_are_part_of_that_one() -> None:
     for scheduler in (*inner, outer):
         subjects.scheduler_seen(scheduler)
     assert list(subjects.schedulers()) == [outer]
+    assert subjects.scheduled() == outer.last_epoch
 
 
 def test_nothing_is_kept_alive() -> None:

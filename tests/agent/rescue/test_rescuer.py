@@ -28,7 +28,7 @@ class Rank:
         self.loop = Loop()
         self.loop.resumed(5)
         empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())
-        self.subjects = SimpleNamespace(now=lambda: empty, schedulers=tuple)
+        self.subjects = SimpleNamespace(now=lambda: empty, scheduled=int)
         self.history = SimpleNamespace(flush=lambda **_: None)
         self.saver = Saver()
         self.told: list[Any] = []

@@ -113,7 +113,7 @@ class Columns:
         keys = self.keys
         for block, begin in zip(self._blocks, self._begins, strict=True):
             for columns in block.tensors:
-                elements = _elements(columns.shapes)
+                elements = tuple(map(_size_of, columns.shapes))
                 for row, count in zip(columns.rows, elements, strict=False):
                     if count > sizes[begin + row]:
                         sizes[begin + row] = count
@@ -167,9 +167,7 @@ def _still_open(table: Floats, newest: Ints) -> Floats:
     return table[(keys & ((1 << _STEP_BITS) - 1)) > newest[keys >> _STEP_BITS] - _MAX_OPEN]
 
 
-@lru_cache(maxsize=4096)
-def _elements(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape) for shape in shapes)
+_size_of = lru_cache(maxsize=4096)(math.prod)  # of one shape: a column of them, as a key, would keep a whole report in memory
 
 
 def _last(column: Sequence[int]) -> int:
