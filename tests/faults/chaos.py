@@ -37,7 +37,7 @@ from ports import free_port
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 BIN = Path(sys.executable).parent
-STEPS = 240
+STEPS = 720  # most of a trial is not its beginning and end: more blows in the same time
 MARK = "CHAOS_TRIAL"  # in the environment of all that a trial starts: what of it is left is found by it
 LATEST_S = 90.0
 COMMAND = "python tests/faults/chaos.py --seeds 0:100"
