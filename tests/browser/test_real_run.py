@@ -19,26 +19,19 @@ WATCHDOG = [sys.executable, "-m", "torch_watchdog.cli"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+def stopped(fleet: Fleet) -> None:
+    """The job `bad`, from its start to its end."""
+    ours = [*WATCHDOG, "--daemon", fleet.socket, "--dir", str(fleet.runs), "--job", "bad"]
+    ended = launch(fleet.root, [*ours, *TORCHRUN, str(E2E / "scripts" / "train.py"), "--bad", "45"])
+    assert ended.code == 65, ended.err
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """With both jobs: `bad` has ended, `job` is past its tenth step."""
     root = tmp_path_factory.mktemp("f")
     with Fleet(root) as made:
-        bad = [
-            *WATCHDOG,
-            "--daemon",
-            made.socket,
-            "--dir",
-            str(made.runs),
-            "--job",
-            "bad",
-            *TORCHRUN,
-            str(E2E / "scripts" / "train.py"),
-            "--bad",
-            "45",
-        ]
-        ended = launch(root, bad)
-        assert ended.code == 65, ended.err
+        stopped(made)
         good = [*WATCHDOG, "--daemon", made.socket, "--dir", str(made.runs), "--job", "job", *TORCHRUN, str(E2E / "tiny_train.py")]
         process = subprocess.Popen(
             [*good, "--steps", "4000", "--step-time-s", "0.05"], cwd=root, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -129,6 +122,24 @@ def test_an_incident_of_a_stopped_job_is_told(shown: Browser, fleet: Fleet) -> N
     shown.until(lambda: shown.text("h1") == "batch.index_out_of_range", "the incident's page")
     assert "allowed" in shown.text(".lead") and "Look at rank" in shown.text()
     check(shown, "incident")
+
+
+def test_a_job_of_before_the_daemon_began_is_told_from_its_files(window: Browser, tmp_path: Path) -> None:
+    with Fleet(tmp_path) as made:
+        stopped(made)
+    with Fleet(tmp_path) as later:
+        window.open(f"{later.url}login?token={TOKEN}")
+        window.open(later.url)
+        window.press("table a")
+        window.until(lambda: "before this daemon began" in window.text(), "the job's page")
+        assert "65" in window.text("dl") and "ids[0,4] = 51" in window.text()
+        check(window, "job-past")
+        window.press(".incidents a")
+        window.until(lambda: window.text("h1") == "batch.index_out_of_range", "the incident's page")
+        assert "allowed" in window.text(".lead")
+        window.open(f"{later.url}jobs/bad/ranks/1")
+        assert window.text("tbody tr th") == "6"
+        check(window, "rank-past")
 
 
 def test_a_runbook_is_read_on_a_phone_without_a_login(window: Browser, fleet: Fleet) -> None:
