@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from services import AlertmanagerServer, needs
 from torch_watchdog.alerts.routes import Match, Route
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog.store.left_running import runs_left_running
 from torch_watchdog_proto import messages as m
 
 
@@ -131,6 +133,76 @@ def test_nodes_that_are_gone_without_a_goodbye_are_told_of_and_resolved_when_the
         assert receiver.bodies()[0]["payload"]["summary"] == "job: 1 of 1 nodes silent"
         fleet.node()
         until(lambda: receiver.bodies(event_action="resolve"))
+
+
+def test_a_silent_run_whose_requeue_reports_is_told_of_once_and_resolved(root: Path) -> None:
+    """The old run never says goodbye: its silence is over all the same, for good."""
+    with HttpReceiver() as receiver, Fleet(root, alerts=pager(receiver, silent_s=0.2)) as fleet:
+        node = fleet.node()
+        node.rank(0, 1)
+        node.steps(0, 0)
+        node.close()
+        until(lambda: receiver.bodies(event_action="trigger"))
+        again = fleet.node("job.2", session="t")
+        again.rank(0, 1)
+        again.steps(0, 0)
+        until(lambda: receiver.bodies(event_action="resolve"))
+        dies(fleet.node("other", session="o"))  # later than many looks at the clock
+        until(lambda: len(receiver.got) >= 3)
+        again.steps(0, 1)
+        told = [(body["event_action"], body.get("payload", {}).get("class")) for body in receiver.bodies()]
+        assert told == [("trigger", "watchdog.job_silent"), ("resolve", None), ("trigger", "rank.died")]
+
+
+def left(receiver: HttpReceiver) -> AlertsConfig:
+    return pager(receiver, silent_s=0.3, restores_all=True)
+
+
+def test_a_job_that_died_while_no_daemon_was_there_is_told_of_by_the_next_and_resolved_by_its_requeue(root: Path) -> None:
+    with HttpReceiver() as receiver:
+        with Fleet(root) as first:
+            for job, code in (("job", None), ("finished", 0)):
+                node = first.node(job, session=job)
+                node.rank(0, 1)
+                node.steps(0, 0)
+                if code is not None:
+                    node.goodbye(code)
+        with Fleet(root, alerts=left(receiver)) as second:
+            (told,) = until(lambda: receiver.bodies(event_action="trigger"))
+            assert (told["payload"]["class"], told["payload"]["summary"]) == ("watchdog.job_silent", "job: 1 of 1 nodes silent")
+            assert "since this daemon tells of it: it has ended, or died, while none did" in told["payload"]["custom_details"]["lines"][0]
+            again = second.node("job.2", session="t")
+            again.rank(0, 1)
+            again.steps(0, 0)
+            until(lambda: receiver.bodies(event_action="resolve"))
+        assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]
+
+
+def test_a_job_that_comes_back_to_the_next_daemon_in_time_is_told_of_to_nobody_and_late_it_is_resolved(root: Path) -> None:
+    with HttpReceiver() as receiver:
+        with Fleet(root) as first:
+            for job in ("early", "late"):
+                node = first.node(job, session=job)
+                node.rank(0, 1)
+                node.steps(0, 0)
+        with Fleet(root, alerts=left(receiver)) as second:
+            second.node("early", session="early")
+            until(lambda: receiver.bodies(event_action="trigger"))
+            second.node("late", session="late")
+            until(lambda: receiver.bodies(event_action="resolve"))
+        first_told, _ = receiver.bodies()
+        assert first_told["payload"]["group"] == "late"
+
+
+def test_a_job_that_was_not_heard_of_for_hours_before_is_news_to_nobody(root: Path) -> None:
+    with Fleet(root) as first:
+        node = first.node()
+        node.rank(0, 1)
+        node.steps(0, 0)
+    now_s = time.time()
+    assert [run.job for run in runs_left_running(first.runs, now_s=now_s)] == ["job"]
+    assert runs_left_running(first.runs, now_s=now_s + 4000) == [] == runs_left_running(first.runs, now_s=now_s, names=("other",))
+    assert runs_left_running(root / "none", now_s=now_s) == []
 
 
 def test_a_job_that_said_goodbye_is_not_silent(root: Path) -> None:

@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,23 @@ def test_an_alert_of_a_daemon_that_ended_in_order_is_told_on_by_one_that_lives_b
         until(lambda: receiver.bodies(event_action="resolve") and boss.bodies(event_action="resolve"))
         assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]
         assert {body["dedup_key"] for body in (*receiver.bodies(), *boss.bodies())} == {escalated["dedup_key"]}
+
+
+def test_a_job_that_dies_with_its_daemon_is_told_of_by_the_one_that_takes_over_and_one_that_moved_is_not(root: Path) -> None:
+    store = f"sqlite:///{root / 'store.sqlite'}"
+    with HttpReceiver() as receiver:
+        config = replace(pager(receiver), silent_s=1.5)
+        with daemon(root, "a", store) as first:
+            for job in ("dies", "moves"):
+                node = first.node(job, session=job)
+                node.rank(0, 1)
+                node.steps(0, 0)
+        with daemon(root, "b", store, alerts=config) as second, daemon(root, "a", store, alerts=config) as again:
+            second.node("moves", session="moves")
+            until(lambda: receiver.bodies(event_action="trigger"))
+            silent = [alert for fleet in (second, again) for alert in fleet.get("api/v1/alerts").json()["alerts"]]
+            assert [(alert["job"], alert["kind"]) for alert in silent] == [("dies", "watchdog.job_silent")]
+        assert [body["payload"]["group"] for body in receiver.bodies()] == ["dies"]
 
 
 def test_a_daemon_that_was_taken_for_dead_gives_its_job_up_and_writes_no_more_of_it(root: Path) -> None:

@@ -104,9 +104,11 @@ class AlertDesk:
         stands = over and job.ended and incident["severity"] == "critical" and job.exit_code not in (0, None)
         self._keep(alert, now, resolved=over and not stands, stands=stands)
 
-    def raised(self, alert: Alert, now: float) -> None:
-        """An alert of the daemon's own, which no incident stands for."""
-        self._keep(alert, now, resolved=False, stands=False)
+    def raised(self, alert: Alert, now: float, *, stands: bool = False) -> None:
+        """An alert of the daemon's own, which no incident stands for. `stands`: nobody will say more of it but a later run."""
+        known = self._open.get(alert.key)
+        starts_s = known.alert.starts_s if known is not None and not known.alert.resolved else alert.starts_s
+        self._keep(replace(alert, starts_s=starts_s), now, resolved=False, stands=stands)
 
     def settled(self, key: str, now: float) -> None:
         """What `raised` told is over."""

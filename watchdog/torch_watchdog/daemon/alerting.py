@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog.alerts.alert import JOB_SILENT, Alert, lineage_of
+from torch_watchdog.alerts.alert import JOB_SILENT, lineage_of
 from torch_watchdog.alerts.desk import AlertDesk, JobFacts
 from torch_watchdog.alerts.receivers import receiver_of
 from torch_watchdog.alerts.routes import Match, Silence
 from torch_watchdog.alerts.sender import AlertSender
+from torch_watchdog.alerts.silent import Awaited, Silent, silence_alert, silence_key
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.errors import JobElsewhereError, StoreError
 from torch_watchdog.store.alerts import all_saved_alerts, saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
+from torch_watchdog.store.left_running import runs_left_running
 from torch_watchdog.store.record import json_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_proto.address import is_loopback, split
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Alerting"]
 
 _LAST_WORDS_S = 5.0
-_MAX_NAMED_NODES = 5
 
 
 class Alerting:
@@ -56,6 +57,9 @@ class Alerting:
         self._config, self._runs_dir, self._writer, self._clock, self._store = config, runs_dir, writer, clock, store
         self.page_url: str | None = config.public_url
         self.address: str | None = None
+        # Runs that had not ended when this daemon came, and since when it waits for a word of theirs.
+        self._awaited: dict[str, tuple[float, Awaited]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
         self.desk = AlertDesk(config.routes, {receiver.name: receiver.rules for receiver in receivers})
         for silence in config.silences:
             self.desk.silence(silence, clock())
@@ -69,13 +73,16 @@ class Alerting:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Sends while the body runs; its last words are sent within a bounded time."""
-        self.desk.restore(await asyncio.to_thread(all_saved_alerts, self._runs_dir, take=self._takes) if self._config.restores_all else ())
+        if self._config.restores_all:
+            self.desk.restore(await asyncio.to_thread(all_saved_alerts, self._runs_dir, take=self._takes))
+            self._await(await asyncio.to_thread(runs_left_running, self._runs_dir, now_s=time.time()))
         task = asyncio.create_task(self.sender.run())
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait((task,))
+            for one in (task, *self._asking):
+                one.cancel()
+            await asyncio.wait((task, *self._asking))
             await self.sender.finish(_LAST_WORDS_S, last_words=self._config.last_words)
             self._keep_changed()
 
@@ -94,6 +101,7 @@ class Alerting:
 
     def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None:
         """A job begins, or is found again with what an earlier daemon left of it; it may have died between an incident and its alert."""
+        self._awaited.pop(live.job.name, None)
         self.desk.restore(saved)
         for incident in live.job.incidents:
             if incident["status"] == "firing":
@@ -106,7 +114,7 @@ class Alerting:
 
     def reported(self, live: LiveJob, *, trains: bool) -> None:
         """A node has reported; `trains`: steps, so that what the training died of before is over."""
-        if trains and any(alert.training_job == self._training_job(live) for alert in self.desk.open_alerts):
+        if trains and any(alert.training_job == self._training_job(live.job.name) for alert in self.desk.open_alerts):
             self.desk.trains(self._facts(live), self._clock())
             self._changed()
 
@@ -115,27 +123,61 @@ class Alerting:
 
     def given_up(self, live: LiveJob) -> None:
         """Another daemon tells of it from now on."""
+        self._awaited.pop(live.job.name, None)
         self.desk.forget(live.job.name)
 
     async def adopted(self, jobs: Collection[str]) -> None:
         """Jobs of a daemon that is gone: what it had open is told on from here."""
         for job in sorted(jobs):
             self.desk.restore(await asyncio.to_thread(saved_alerts, self._runs_dir, job))
+        self._await(await asyncio.to_thread(runs_left_running, self._runs_dir, now_s=time.time(), names=jobs))
         self._changed()
 
-    def tick(self, jobs: Sequence[LiveJob]) -> None:
-        """Jobs whose nodes are gone without a goodbye."""
+    def _await(self, left: Collection[Awaited]) -> None:
         now = self._clock()
-        for live in jobs:
+        for run in left:
+            self._awaited.setdefault(run.job, (now, run))
+
+    def tick(self, jobs: Sequence[LiveJob]) -> None:
+        """Jobs whose nodes are gone without a goodbye. Of one training its newest run counts: an older one may never say more."""
+        now, newest = self._clock(), {self._training_job(live.job.name): live for live in jobs}
+        told = {alert.key for alert in self.desk.open_alerts}
+        for training_job, live in newest.items():
             silent = live.silent_nodes(now, self._config.silent_s) if live.job.state != "ended" else ()
-            key = _silence_key(self._training_job(live))
-            is_told = any(alert.key == key for alert in self.desk.open_alerts)
-            if silent and not is_told:
-                self.desk.raised(self._silent_job(live, silent, key, now), now)
-                self._changed()
-            elif is_told and not silent:
+            key = silence_key(training_job)
+            if silent and key not in told:
+                status = live.job.status()
+                self._silent(
+                    Silent(job=status.job, training_job=training_job, attempt=status.attempt, nodes=len(status.nodes), silent=silent), now
+                )
+            elif key in told and not silent:
                 self.desk.settled(key, now)
                 self._changed()
+        self._tick_awaited(newest, now)
+
+    def _tick_awaited(self, newest: Collection[str], now: float) -> None:
+        for job, (since_s, run) in list(self._awaited.items()):
+            over, goes_on = now - since_s >= self._config.silent_s, self._training_job(job) in newest
+            if over or goes_on:
+                self._awaited.pop(job)
+            if over and not goes_on:
+                asking = asyncio.create_task(self._tell_left(run))
+                self._asking.add(asking)
+                asking.add_done_callback(self._asking.discard)
+
+    async def _tell_left(self, run: Awaited) -> None:
+        """A run that did not come back, unless it is at another daemon by now. It stands until its training goes on."""
+        if await asyncio.to_thread(self._takes, run.job):
+            training_job, nodes = self._training_job(run.job), len(run.nodes)
+            found = Silent(job=run.job, training_job=training_job, attempt=run.attempt, nodes=nodes, silent=run.nodes, was_left=True)
+            self._silent(found, self._clock(), stands=True)
+
+    def _silent(self, found: Silent, now: float, *, stands: bool = False) -> None:
+        page = self._page(found.job, "").removesuffix("/incidents/") if self.page_url else None  # type: ignore[union-attr]
+        runbook = self._runbook(JOB_SILENT)
+        alert = silence_alert(found, silent_s=self._config.silent_s, now=now, page=page, runbook=runbook, daemon=self.address)
+        self.desk.raised(alert, now, stands=stands)
+        self._changed()
 
     # What people say
 
@@ -155,13 +197,13 @@ class Alerting:
 
     # Inside
 
-    def _training_job(self, live: LiveJob) -> str:
-        return lineage_of(live.job.name, lambda name: (self._runs_dir / name).is_dir())
+    def _training_job(self, job: str) -> str:
+        return lineage_of(job, lambda name: (self._runs_dir / name).is_dir())
 
     def _facts(self, live: LiveJob) -> JobFacts:
         status = live.job.status()
         return JobFacts(
-            job=status.job, training_job=self._training_job(live), attempt=status.attempt, world_size=status.world_size,
+            job=status.job, training_job=self._training_job(live.job.name), attempt=status.attempt, world_size=status.world_size,
             ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook, daemon=self.address,
         )  # fmt: skip
 
@@ -172,23 +214,6 @@ class Alerting:
         if self._config.runbook_url:
             return self._config.runbook_url.replace("{kind}", kind)
         return f"{self.page_url.rstrip('/')}/runbooks/{kind}" if self.page_url else None
-
-    def _silent_job(self, live: LiveJob, silent: Sequence[str], key: str, now: float) -> Alert:
-        named = ", ".join(silent[:_MAX_NAMED_NODES]) + (
-            f" and {len(silent) - _MAX_NAMED_NODES} more" if len(silent) > _MAX_NAMED_NODES else ""
-        )
-        kind, page = JOB_SILENT, self._page(live.job.name, "").removesuffix("/incidents/") if self.page_url else None  # type: ignore[union-attr]
-        lines = (
-            f"no word from {named} for {self._config.silent_s:.0f} s, and no goodbye",
-            "done: nothing: ranks train on without the daemon, if they are there",
-            f"look: watchdog status {live.job.name}{f' --daemon {self.address}' if self.address else ''}, then the scheduler: is the job there, are the nodes?",
-        )
-        runbook = self._runbook(kind)
-        return Alert(
-            key=key, training_job=self._training_job(live), job=live.job.name, attempt=live.job.status().attempt, incident="silent", kind=kind,
-            severity="critical", title=f"{live.job.name}: {len(silent)} of {len(live.job.status().nodes)} nodes silent",
-            lines=(*lines, *((f"page: {page}",) if page else ()), *((f"help: {runbook}",) if runbook else ())), starts_s=now, page=page, runbook=runbook,
-        )  # fmt: skip
 
     def _changed(self) -> None:
         self._keep_changed()
@@ -204,10 +229,6 @@ class Alerting:
         store = self._store
         done = None if store is None else lambda: store.keep(json_record(job, "alerts", "", saved))
         self._writer.submit(lambda: write_json(path, saved), done)
-
-
-def _silence_key(training_job: str) -> str:
-    return hashlib.sha256(f"{training_job}\0{JOB_SILENT}".encode()).hexdigest()[:16]
 
 
 def _is_for_others(address: str) -> bool:
