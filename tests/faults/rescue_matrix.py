@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
 from launching import SCRIPTS, Ended, environment, launch, script, torchrun, watchdog
 
+from torch_watchdog.job.first_failure import SAME_FAILURE_NS
+
 OUT = Path(__file__).parent / "results" / "rescue-gloo.json"
 MODELS = ("DDP", "FSDP2")
 ALONE = "torchrun alone"  # in the place of a model: the same training without us
@@ -144,11 +146,11 @@ def judged(case: Case, model: str, ended: Ended) -> dict[str, Any]:
 
 
 def first_to_fail(ended: Ended) -> set[int | None]:
-    """By the script's own clock, just before it raises; rank 1 where only that one fails. None, which stands for both, within a millisecond."""
+    """By the script's own clock, just before it raises; rank 1 where only that one fails. None stands for both: one failure at one moment."""
     raised = {int(rank): int(at) for rank, at in re.findall(r"rank (\d) raises (\d+)", ended.out)}
     if len(raised) < 2:
         return {1}
-    return {min(raised, key=lambda rank: raised[rank]), *([None] if max(raised.values()) - min(raised.values()) < 1_000_000 else [])}
+    return {min(raised, key=lambda rank: raised[rank]), *([None] if max(raised.values()) - min(raised.values()) < SAME_FAILURE_NS else [])}
 
 
 def seconds_to_free(ended: Ended) -> float | None:

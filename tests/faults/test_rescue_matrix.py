@@ -33,8 +33,9 @@ def test_another_culprit_exit_code_or_silence_about_the_state_is_a_problem(tmp_p
     assert "problem" in judged(CASES["raise"], "FSDP2", ended(tmp_path, **wrong))
 
 
-def test_of_two_that_raise_the_scripts_own_clock_tells_the_first_and_within_a_millisecond_both_are_right(tmp_path: Path) -> None:
-    assert first_to_fail(Ended(1, "rank 0 raises 5000000\nrank 1 raises 3000000\n", "", tmp_path)) == {1}
+def test_of_two_that_raise_the_scripts_own_clock_tells_the_first_and_at_one_moment_both_are_right(tmp_path: Path) -> None:
+    """A moment is what DECISIONS.md 51 says: nothing tells when an exception was raised, only when it had left the training."""
+    assert first_to_fail(Ended(1, "rank 0 raises 55000000\nrank 1 raises 3000000\n", "", tmp_path)) == {1}
     assert first_to_fail(Ended(1, "rank 0 raises 3000000\nrank 1 raises 3900000\n", "", tmp_path)) == {0, None}
 
 

@@ -20,6 +20,8 @@ from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.ending import Ending, hear_exits
+from torch_watchdog_agent.rescue.words import of_a_signal
+from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
 
 __all__ = ["arm", "guarded", "is_off", "is_training_thread", "made_rank", "rank"]
@@ -49,8 +51,12 @@ def is_off(name: str) -> bool:
     return name in _off
 
 
-def guarded(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
-    """Wraps the body of a hook: None where it is off. Never put the user's own call inside."""
+def guarded(name: str, *, at_end: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
+    """Wraps the body of a hook: None where it is off. Never put the user's own call inside.
+
+    What a handler of a signal raises in the middle of it is the script's (torch's own says so that a loader's worker has died), and passes; not `at_end`,
+    when an error is on its way already, which must come first.
+    """
 
     def wrap(body: Callable[_P, _R]) -> Callable[_P, _R | None]:
         off = False
@@ -63,7 +69,11 @@ def guarded(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
                 return body(*args, **kwargs)
             except (BadBatchError, SystemExit):
                 raise
-            except Exception as error:  # noqa: BLE001  fail open
+            except Exception as error:  # fail open
+                if of_a_signal(error):
+                    if at_end:
+                        return None
+                    raise
                 off = True
                 _off.add(name)
                 _say(f"the {name} hook turned itself off ({type(error).__name__}: {error}); training goes on")
@@ -115,7 +125,7 @@ def _disarm_in_child() -> None:
         parents.forget_in_child()
 
 
-@guarded("exit")
+@guarded("exit", at_end=True)
 def _finish(pid: int) -> None:
     if _rank is not None and os.getpid() == pid:
         _tell_exit(_rank)
@@ -138,31 +148,32 @@ def _noting(theirs: _Hook) -> _Hook:
     return hook
 
 
-@guarded("exception")
+@guarded("exception", at_end=True)
 def _note_exception(kind: type[BaseException], error: BaseException) -> None:
     if _rank is not None:
         if _ending is not None:
             _ending.forget()
         _rank.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)
         if not isinstance(error, KeyboardInterrupt):
-            _rank.failed(error)
+            with unheard_children():
+                _rank.failed(error)
 
 
-@guarded("exception")
+@guarded("exception", at_end=True)
 def _await_word(error: BaseException) -> None:
     """The state that this rank holds may be needed: it ends once that was asked."""
     if _rank is not None and not isinstance(error, KeyboardInterrupt):
         _rank.rescuer.await_word()
 
 
-@guarded("exits")
+@guarded("exits", at_end=True)
 def _hear_exits() -> None:
     global _ending
     _ending = Ending()
     hear_exits(_exit_asked)
 
 
-@guarded("exits")
+@guarded("exits", at_end=True)
 def _exit_asked(status: object) -> Callable[[], None] | None:
     ending = _ending
     if _rank is None or ending is None or not is_training_thread():
@@ -174,14 +185,14 @@ def _exit_asked(status: object) -> Callable[[], None] | None:
     return lambda: ending.gone(error)
 
 
-@guarded("exits")
+@guarded("exits", at_end=True)
 def _tell_exit(rank: Rank) -> None:
     exit_taken = _ending.taken(batches=rank.loop.batches_seen) if _ending is not None else None
     if exit_taken is not None:
         rank.exits(*exit_taken)
 
 
-@guarded("evidence")
+@guarded("evidence", at_end=True)
 def _keep_evidence(rank: Rank) -> None:
     from torch_watchdog_agent.rescue import evidence
 
@@ -190,7 +201,7 @@ def _keep_evidence(rank: Rank) -> None:
     evidence.hear_threads(lambda name, error: _note_of_thread(name, error))
 
 
-@guarded("evidence")
+@guarded("evidence", at_end=True)
 def _note_of_thread(name: str, error: BaseException) -> None:
     if _rank is not None:
         _rank.history.note(f"thread {name}: {type(error).__name__}: {error}", level=1)

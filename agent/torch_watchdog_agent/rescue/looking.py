@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.rescue.flight import NOTHING, Flight, keep, read
-from torch_watchdog_agent.rescue.words import innermost_own
+from torch_watchdog_agent.rescue.words import innermost_own, of_a_signal
 from torch_watchdog_proto.rescue_words import GroupCalls, Look, Looked
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def recorded(rank: Rank, *, device_answers: Callable[[], bool]) -> Flight:
         keep(flight, Path(rank.config.run_dir) / "logs" / f"rank-{rank.identity.rank}.flight.json")
         return flight
     except Exception as error:  # noqa: BLE001  another torch's dump, a full disk, a device that is lost
+        if of_a_signal(error):
+            return NOTHING
         rank.say(f"torch's flight recorder could not be read ({type(error).__name__}: {error})")
         return NOTHING
 

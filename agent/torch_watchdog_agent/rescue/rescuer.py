@@ -21,6 +21,7 @@ from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import Words, words_of
+from torch_watchdog_agent.rescue.workers import dead_workers
 from torch_watchdog_proto.messages import Leave, Left, Order, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Failed, Free, Freed, GroupCalls, Holds, Look, Looked, Release, Rescue
 
@@ -142,6 +143,8 @@ class Rescuer:
         from torch_watchdog_agent.rescue.looking import recorded
 
         rank, words = self._rank, words or words_of(error)
+        if worker := dead_workers(error):
+            words.text = f"{words.text}; {worker}"
         step, between = self._step_of(words.text)
         self._batches.write_bundle(step)
         self.noticed(error)

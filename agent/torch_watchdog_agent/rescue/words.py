@@ -6,18 +6,22 @@ Owns that judgement over one exception object; knows no rank, no socket and no t
 from __future__ import annotations
 
 import re
+import signal
 import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["Words", "innermost_own", "words_of"]
+__all__ = ["Words", "innermost_own", "of_a_signal", "words_of"]
 
 MAX_CHAIN = 12
 MAX_TEXT = 500
 # Raised to be caught: a failure that comes while one of these is handled is the first, not the second.
 _BENIGN = (StopIteration, StopAsyncIteration, GeneratorExit, KeyError, AttributeError, IndexError, ImportError, FileNotFoundError)
 _INSTALLED = (*(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
+# torch raises in the rank what a worker of its loader (or a replica) has raised, with that one's traceback as the text.
+_IN_WORKER = re.compile(r"\W?Caught \w+ in (?P<worker>[^\n]+?)\.?(?:\n|$)")
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _INSTALLED_ELSEWHERE = re.compile(r"/(site|dist)-packages/")  # PYTHONPATH, an environment on top of another
 
 
@@ -40,6 +44,17 @@ def words_of(error: BaseException) -> Words:
     return Words(errors)
 
 
+def of_a_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised this: in whatever it interrupted."""
+    handlers = {getattr(handler, "__code__", None) for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
 def _behind(error: BaseException) -> BaseException | None:
     if error.__cause__ is not None:
         return error.__cause__
@@ -49,10 +64,17 @@ def _behind(error: BaseException) -> BaseException | None:
 
 def _line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
+    if lines and (caught := _IN_WORKER.match(lines[0])) is not None:
+        return f"{lines[-1].strip() if len(lines) > 1 else type(error).__name__} (in {caught['worker']})"[:MAX_TEXT]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:MAX_TEXT].rstrip(": ")
 
 
 def _where(error: BaseException) -> str:
+    text = str(error)
+    if _IN_WORKER.match(text):
+        theirs = [traceback.FrameSummary(found["file"], int(found["line"]), "") for found in _FRAME.finditer(text)]
+        if theirs:
+            return innermost_own(theirs)
     return innermost_own(traceback.extract_tb(error.__traceback__))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import select
+import signal
 import socket
 import threading
 from types import SimpleNamespace
@@ -12,8 +15,9 @@ import pytest
 import torch
 
 from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.hooks import active
 from torch_watchdog_agent.loop import Loop
-from torch_watchdog_agent.rescue import replica, sockets
+from torch_watchdog_agent.rescue import replica, sockets, workers
 from torch_watchdog_agent.rescue.ahead import Ahead
 from torch_watchdog_agent.rescue.looking import looked_at
 from torch_watchdog_agent.rescue.replica import holdings
@@ -61,6 +65,69 @@ def test_the_first_of_a_chain_is_the_failure(work: object, text: str, count: int
     words = words_of(raised(work))
     assert (words.text, len(words.chain)) == (text, count)
     assert __file__ in words.where
+
+
+def in_a_worker() -> None:
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise ValueError("sample 7 is no image")
+    except ValueError:
+        handed_on = ExceptionWrapper(where="in DataLoader worker process 0")
+    handed_on.reraise()
+
+
+def test_an_exception_of_a_loaders_worker_is_told_by_its_own_words_and_line() -> None:
+    words = words_of(raised(in_a_worker))
+    assert words.text == "ValueError: sample 7 is no image (in DataLoader worker process 0)"
+    assert words.where.startswith(f"{__file__}:")
+
+
+class Ends(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            os._exit(3)
+        return index
+
+
+def test_a_worker_that_has_ended_is_told_whatever_the_rank_meets_of_it() -> None:
+    list(torch.utils.data.DataLoader([1], num_workers=1))  # once a process, torch hears of its workers from then on
+    with workers.unheard_children():
+        loader = iter(torch.utils.data.DataLoader(Ends(), num_workers=1, prefetch_factor=4))
+        worker = loader._workers[0]  # type: ignore[attr-defined]
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    assert workers.dead_workers(KeyError("x")) == f"DataLoader worker (pid {worker.pid}) exited unexpectedly with exit code 3"
+    assert workers.dead_workers(RuntimeError(f"DataLoader worker (pid {worker.pid}) exited unexpectedly")) == ""
+    del loader
+    gc.collect()
+    assert workers.dead_workers(KeyError("x")) == ""
+
+
+def test_what_a_signals_handler_raises_is_the_scripts_and_turns_no_hook_off() -> None:
+    """torch's own handler says so that a worker has died, in the middle of whatever the rank does."""
+
+    def handler(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed")
+
+    @active.guarded("test of signals")
+    def body() -> None:
+        signal.raise_signal(signal.SIGUSR2)
+
+    @active.guarded("test of an end", at_end=True)
+    def at_end() -> None:
+        signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with pytest.raises(RuntimeError, match="is killed by signal"):
+            body()
+        at_end()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not active.is_off("test of signals") and not active.is_off("test of an end")
 
 
 def test_only_the_connections_of_a_group_are_shut_down() -> None:

@@ -62,6 +62,41 @@ def test_the_transcripts_verdict(path: Path) -> None:
     assert f"=> rank{'s' if len(first.culprits) > 1 else ''} {culprits}, victims {victims}, {kind}" == verdict
 
 
+def both_raise(*, apart_ms: float, where: tuple[str, str] = ("train.py:60", "train.py:60")) -> FirstFailure:
+    watch = FailureWatch()
+    for rank in (0, 1):
+        raised = 10_000_000_000 + round(rank * apart_ms * 1e6)
+        word = Failed(
+            rank=rank, step=5, updates_applied=5, time_ns=raised, text="ValueError: a fault of the script's own", where=where[rank]
+        )
+        watch.raised(word, node="a", pid=100 + rank, now=1.0)
+    first = watch.verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    return first
+
+
+def test_one_failure_on_two_ranks_at_the_same_moment_is_told_as_both() -> None:
+    """When each was noticed is no evidence: on a busy machine that is some 10 ms after it was raised."""
+    assert [end.rank for end in both_raise(apart_ms=20).culprits] == [0, 1]
+    assert [end.rank for end in both_raise(apart_ms=80).culprits] == [0]
+    assert [end.rank for end in both_raise(apart_ms=20, where=("train.py:60", "train.py:61")).culprits] == [0]
+
+
+def test_a_rank_that_ends_with_0_in_the_middle_of_a_step_has_skipped_no_batch() -> None:
+    """os._exit(0), say: it ran no backward of that step, for it was gone."""
+    watch = play(
+        [
+            "node a rank 0 step 8 raised at 10.0: RuntimeError: Connection closed by peer",
+            "node a rank 1 step 8 exited 0 at 9.9",
+            "node a rank 0 exited 1 at 11.0",
+        ]
+    )
+    first = watch.verdict(now=1000.0, all_ended=True, skipped={1: 8})
+    assert first is not None
+    assert (first.desync, first.skipped, [end.rank for end in first.culprits]) == (True, False, [1])
+    assert "sys.exit()" in judge(first, Catalogue()).fix
+
+
 def test_a_slow_culprit_is_waited_for_while_every_word_only_blames_a_peer() -> None:
     watch = play(["node a rank 0 step 7 raised at 10.0: RuntimeError: Connection closed by peer"])
     assert watch.verdict(now=5.0, all_ended=False) is None

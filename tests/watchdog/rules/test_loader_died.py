@@ -53,3 +53,30 @@ def test_a_worker_that_the_container_killed_for_memory_is_an_out_of_memory() -> 
         verdict_on("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", "oom-kill: constraint=MEMCG").kind
         == "memory.oom"
     )
+
+
+def test_what_the_rank_met_of_it_is_told_behind_it() -> None:
+    """torch says so itself only where it looks at its workers before it reads what one of them has left."""
+    verdict = verdict_on(
+        "FileNotFoundError: [Errno 2] No such file or directory; DataLoader worker (pid 7) exited unexpectedly with exit code 3"
+    )
+    assert verdict.kind == "loader.worker_died"
+    assert (
+        "data loader worker (pid 7) exited unexpectedly with exit code 3; the rank then met FileNotFoundError: [Errno 2]" in verdict.summary
+    )
+    assert "called exit" in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("SystemExit: 256", "sees 0, as of a rank that ended well"),
+        ("SystemExit: -1", "sees 255)"),
+        ("SystemExit: 3", ""),
+        ("SystemExit: no data", ""),
+    ],
+)
+def test_a_status_that_the_launcher_does_not_see_as_it_was_asked_for_is_said(text: str, seen: str) -> None:
+    verdict = verdict_on(text)
+    assert verdict.kind == "rank.exception" and text in verdict.summary
+    assert ("launcher sees" in verdict.cause) == bool(seen) and seen in verdict.cause

@@ -20,6 +20,7 @@ __all__ = ["Verdict", "judge"]
 NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
+_HIGHEST_STATUS = 255
 _ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
 
@@ -79,7 +80,9 @@ def _raised(end: RankEnd, where: str) -> Verdict:
     at = f" at {end.where}" if end.where else ""
     by_ddp = ddp_error(end.text)
     cause = f"the rank {status}; " + (
-        "it raised this itself, and no other rank is known to have failed before" if end.text else "it left no exception"
+        f"it raised this itself{_status_told(end.text)}, and no other rank is known to have failed before"
+        if end.text
+        else "it left no exception"
     )
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
@@ -92,9 +95,19 @@ def _raised(end: RankEnd, where: str) -> Verdict:
     )
 
 
+def _status_told(text: str) -> str:
+    """The kernel keeps the lowest eight bits of a status: a bad one may look like a good one from outside."""
+    asked = re.fullmatch(r"SystemExit: (-?\d+)", text)
+    if asked is None or 0 <= int(asked[1]) <= _HIGHEST_STATUS:
+        return ""
+    told = int(asked[1]) & _HIGHEST_STATUS
+    return f" (of this status the launcher sees {told}{', as of a rank that ended well' if not told else ''})"
+
+
 def _worker_died(end: RankEnd, where: str, death: LoaderDeath) -> Verdict:
     at = f" at {end.where}" if end.where else ""
-    return Verdict(kind="loader.worker_died", severity="critical", summary=f"{where}: {death.said}{at}", cause=death.cause, fix=death.fix)
+    summary = f"{where}: {death.said}{at}{death.then}"
+    return Verdict(kind="loader.worker_died", severity="critical", summary=summary, cause=death.cause, fix=death.fix)
 
 
 def _skipped(first: FirstFailure, where: str) -> Verdict:
@@ -117,8 +130,9 @@ def _desync(first: FirstFailure, where: str) -> Verdict:
         kind="rank.desync",
         severity="critical",
         summary=f"{where}: it ended well while ranks {others} still had steps to do",
-        cause=f"rank {end.rank} came to its end in an earlier step than ranks {others}, whose next collective then had no partner",
-        fix="give every rank the same number of batches: drop_last, a DistributedSampler, or DDP's join()",
+        cause=f"rank {end.rank} came to its end, with exit code 0, in an earlier step than ranks {others}, whose next collective then had no partner",
+        fix="give every rank the same number of batches: drop_last, a DistributedSampler, or DDP's join(); or find the exit with status 0 that only this "
+        "rank takes: sys.exit(), os._exit(0)",
     )
 
 

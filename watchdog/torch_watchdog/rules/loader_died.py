@@ -7,35 +7,41 @@ dataset is at fault. Knows nothing of ranks or incidents.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["LoaderDeath", "loader_death"]
 
 _KILLED = re.compile(r"DataLoader worker \(pid (?P<pids>\d+)\) is killed by signal: (?P<signal>[^.\n]+)")
-_EXITED = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) exited unexpectedly")
+_EXITED = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) exited unexpectedly(?: with exit code (?P<code>\d+))?")
+_FIRST = re.compile(r"(?P<error>.+); DataLoader worker ")  # what the rank itself met, before our words for the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderDeath:
-    """Who died, why as far as it is known, and what to change."""
+    """Who died, why as far as it is known, and what to change. `then`: what the rank met of it."""
 
     said: str
     cause: str
     fix: str
+    then: str = ""
 
 
 def loader_death(text: str) -> LoaderDeath | None:
     """The death of a worker that this error tells of."""
+    first = _FIRST.match(text)
+    then = "" if first is None else f"; the rank then met {first['error']}"
     killed = _KILLED.search(text)
     if killed is not None:
-        return _killed(killed["pids"], killed["signal"].strip())
+        return replace(_killed(killed["pids"], killed["signal"].strip()), then=then)
     exited = _EXITED.search(text)
-    if exited is None:
-        return None
+    return None if exited is None else replace(_exited(exited["pids"].strip(), exited["code"]), then=then)
+
+
+def _exited(pid: str, code: str | None) -> LoaderDeath:
     return LoaderDeath(
-        said=f"data loader worker (pid {exited['pids'].strip()}) exited unexpectedly",
-        cause="a worker process of the data loader ended without an exception: native code called exit, or something outside ended it",
-        fix="run once with num_workers=0: what ended the worker then ends the rank, with its own message",
+        said=f"data loader worker (pid {pid}) exited unexpectedly" + (f" with exit code {code}" if code else ""),
+        cause="a worker process of the data loader ended without an exception: the dataset (or what it calls) called exit, or something outside ended it",
+        fix="run once with num_workers=0: what ended the worker then ends the rank, with its own message; what it printed last is in the rank's log",
     )
 
 

@@ -1,0 +1,45 @@
+"""The ways in which one rank, or a worker of its loader, ends while the others train on: each is told as what it is, the rank's own error comes first and as
+torch shows it, and the others save.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launching import launch, script, torchrun, watchdog
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+WORKER = r"data loader worker \(pid \d+\) exited unexpectedly with exit code "
+TABLE = (
+    # where, how, kind, what is said of it, and which error of its own the rank shows first
+    ("rank", "256", "rank.exception", r"SystemExit: 256 at .*exits\.py:\d+", ""),
+    ("rank", "text", "rank.exception", r"SystemExit: no disk at .*exits\.py:\d+", ""),
+    ("rank", "SystemExit", "rank.exception", r"ended with exit code 3", ""),
+    ("rank", "none", "rank.desync", r"it ended well while ranks 0 still had steps to do", ""),
+    ("rank", "now-0", "rank.desync", r"it ended well while ranks 0 still had steps to do", ""),
+    (
+        "worker",
+        "raise",
+        "rank.exception",
+        r"ValueError: sample 51 is no image \(in DataLoader worker process 0\) at .*exits\.py:\d+",
+        "ValueError",
+    ),
+    ("worker", "3", "loader.worker_died", f"{WORKER}3", "FileNotFoundError|RuntimeError|ConnectionResetError"),
+    ("worker", "now-0", "loader.worker_died", f"{WORKER}0", "FileNotFoundError|RuntimeError|ConnectionResetError"),
+)
+
+
+@pytest.mark.parametrize(("where", "how", "kind", "said", "error"), TABLE, ids=[f"{row[0]} {row[1]}" for row in TABLE])
+def test_each_way_to_end_is_told_as_what_it_is(where: str, how: str, kind: str, said: str, error: str, tmp_path: Path) -> None:
+    run = launch(tmp_path, [*watchdog(), *torchrun(*script("exits.py", where, how))])
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (1, kind, 1), run.err
+    assert re.search(said, incident["summary"]), incident["summary"]
+    assert incident["action"]["checkpoint"]["committed"], incident["cause"]
+    assert ("launcher sees 0" in incident["cause"]) == (how == "256")
+    own = re.findall(r"^\[rank1\]: (\w+(?:Error|Exit))\b", run.err, re.MULTILINE)
+    assert re.fullmatch(error, own[0] if own else ""), own
+    assert "turned itself off" not in run.err and "could not be read" not in run.err
