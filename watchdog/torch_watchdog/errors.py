@@ -182,7 +182,7 @@ class JobWaitsForStoreError(WatchdogError):
 
     def __init__(self, job: str, error: StoreError) -> None:
         super().__init__(
-            f"job {job} is new there, and the store that says whose jobs are whose does not answer ({error.store}: {error.reason[:80]}): "
+            f"job {job} is new there, and the store that says whose jobs are whose does not answer ({error.store}: {error.reason[:120]}): "
             "start that, or launch without --daemon"
         )
         self.job = job
