@@ -62,6 +62,7 @@ bench: $(READY)
 	$(BIN)/python tests/bench/hooks.py
 	$(BIN)/python tests/bench/window_state.py
 	$(BIN)/watchdog --dir build/bench/runs $(BIN)/python tests/bench/step.py
+	$(BIN)/watchdog --dir build/bench/runs $(BIN)/python tests/bench/overhead.py --rounds 15
 	$(BIN)/python tests/bench/rules.py 16384
 	$(BIN)/python tests/bench/latency.py --ranks 2 --orders 20
 	$(BIN)/python tests/bench/scan.py --samples 100000

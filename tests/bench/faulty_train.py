@@ -121,11 +121,15 @@ def _by_torchft(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
 
+    # torchrun, which starts a group of replicas in torchft's examples, hosts this store; here a group is one process.
+    store = dist.TCPStore("localhost", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=datetime.timedelta(seconds=5)), min_replica_size=1, load_state_dict=load, state_dict=state,
         replica_id=f"replica_{os.environ['REPLICA_GROUP_ID']}_", timeout=datetime.timedelta(seconds=5),
     )  # fmt: skip
-    return torchft.DistributedDataParallel(manager, model), torchft.Optimizer(manager, optimizer)
+    model = torchft.DistributedDataParallel(manager, model)
+    model.store = store  # for as long as the training lasts
+    return model, torchft.Optimizer(manager, optimizer)
 
 
 if __name__ == "__main__":

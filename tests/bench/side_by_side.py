@@ -165,13 +165,16 @@ def judged(launcher: str, fault: str, out: Path, text: str, ended_ns: int | None
     own = out / "own-checkpoint-step"
     saved = max(saved, int(own.read_text()) if own.exists() else 0)
     said = _said(out, text)
+    to_its_end = all(len(found) for found in steps.values()) and steps[0][-1][0] == 49
+    goes_on = launcher == "torchft" and bool(after)
     return {
         "exit_codes": codes,
         "fault_to_end_s": None if ended_ns is None else round((ended_ns - fault_ns) / 1e9, 2),
-        "trained_to_its_end": all(len(found) for found in steps.values()) and steps[0][-1][0] == 49,
-        "survivor_goes_on_after_s": round((after[0] - fault_ns) / 1e9, 2) if launcher == "torchft" and after else None,
-        "steps_lost": max(0, AT - saved),
-        "rank_named": bool(re.search(r"rank\s*:?\s*1\b|rank1\b", said))
+        "trained_to_its_end": to_its_end,
+        "survivor_goes_on_after_s": round((after[0] - fault_ns) / 1e9, 2) if goes_on else None,
+        "steps_lost": 0 if to_its_end or goes_on else max(0, AT - saved),
+        "rank_named": not to_its_end
+        and bool(re.search(r"rank\s*:?\s*1\b|rank1\b", said))
         and not re.search(r"first observed failure\):.*?rank\s*:\s*0", said, re.DOTALL),
         "sample_named": bool(re.search(rf"sample {SAMPLE}\b", said)),
         "checkpoint_of_the_fault": _checkpoint_step(out),
@@ -216,7 +219,7 @@ def table(known: dict[str, Any]) -> str:
             lines.append(f"| {fault} | {launcher} | did not run | {one['exit_codes']} | | | | |")
             continue
         ends = f"not within {LATEST_S:.0f}" if one["fault_to_end_s"] is None else f"{one['fault_to_end_s']:.1f}"
-        if one["survivor_goes_on_after_s"] is not None:
+        if one["survivor_goes_on_after_s"] is not None and one["exit_codes"] != [0, 0]:
             ends = f"the other replica trains on after {one['survivor_goes_on_after_s']:.1f}"
         elif one["trained_to_its_end"]:
             ends = "trains on to its end"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch_watchdog.rules.gpus import facts_of, who
+from torch_watchdog.rules.gpus import sign_of
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Severity, Sign
 from torch_watchdog.rules.streams import GpuStream, View
@@ -31,11 +31,8 @@ ABOUT = About(
 
 def judge(view: View, settings: Settings) -> Iterable[Sign]:
     for gpu, ranks in view.used_gpus():
-        for subject, severity, said, fix in _findings(gpu, settings):
-            yield Sign(
-                rank=ranks[0], affected=ranks[1:], subject=f"{gpu.newest.uuid} {subject}", severity=severity, said=f"{who(gpu, ranks)}: {said}",
-                cause="memory cells of this GPU fail", fix=fix, gpu=facts_of(gpu),
-            )  # fmt: skip
+        for what, severity, said, fix in _findings(gpu, settings):
+            yield sign_of(gpu, ranks, said, cause="memory cells of this GPU fail", fix=fix, what=what, severity=severity)
 
 
 def _findings(gpu: GpuStream, settings: Settings) -> Iterable[tuple[str, Severity, str, str]]:

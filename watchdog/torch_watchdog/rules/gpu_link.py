@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch_watchdog.rules.gpus import facts_of, who
+from torch_watchdog.rules.gpus import sign_of
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
@@ -41,9 +41,8 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
         )
         for what, before, after, limit in counts:
             if before is not None and after is not None and after - before >= limit:
-                yield Sign(
-                    rank=ranks[0], affected=ranks[1:], subject=f"{newest.uuid} {what}", gpu=facts_of(gpu),
-                    said=f"{who(gpu, ranks)}: {after - before} {what} within {len(gpu.samples)} samples (limit {limit})",
+                yield sign_of(
+                    gpu, ranks, f"{after - before} {what} within {len(gpu.samples)} samples (limit {limit})", what=what,
                     cause="data arrive damaged and are sent again", fix="check seating, cables and switch of this GPU; leave the node if it stays",
                 )  # fmt: skip
 

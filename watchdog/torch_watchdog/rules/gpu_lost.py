@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch_watchdog.rules.gpus import facts_of, who
+from torch_watchdog.rules.gpus import sign_of
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
@@ -31,9 +31,8 @@ ABOUT = About(
 def judge(view: View, settings: Settings) -> Iterable[Sign]:  # noqa: ARG001 - a rule's shape
     for gpu, ranks in view.used_gpus():
         if gpu.newest.lost:
-            yield Sign(
-                rank=ranks[0], affected=ranks[1:], subject=gpu.newest.uuid, gpu=facts_of(gpu),
-                said=f"{who(gpu, ranks)}: the driver says that this GPU is lost", cause="the GPU does not answer over PCIe any more",
+            yield sign_of(
+                gpu, ranks, "the driver says that this GPU is lost", cause="the GPU does not answer over PCIe any more",
                 fix="drain the node and restart it with a power cycle; check power, heat and seating; replace the GPU if it repeats",
             )  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch_watchdog.rules.gpus import facts_of, who
+from torch_watchdog.rules.gpus import sign_of
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import GpuStream, View
@@ -56,9 +56,8 @@ def _is_slow(gpu: GpuStream, settings: Settings) -> bool:
 
 def _sign(gpu: GpuStream, ranks: tuple[int, ...], reason: str, count: int) -> Sign:
     newest = gpu.newest
-    return Sign(
-        rank=ranks[0], affected=ranks[1:], subject=newest.uuid, gpu=facts_of(gpu),
-        said=f"{who(gpu, ranks)}: slowed down by {reason}: {newest.sm_clock_mhz} of {newest.max_sm_clock_mhz} MHz at {newest.temperature_c} C, in {count} of "
+    return sign_of(
+        gpu, ranks, f"slowed down by {reason}: {newest.sm_clock_mhz} of {newest.max_sm_clock_mhz} MHz at {newest.temperature_c} C, in {count} of "
         f"{len(gpu.samples)} samples",
         cause=f"the GPU lowers its clocks: {reason}; every rank waits for this one",
         fix="look at the node's cooling and power supply; leave the node if it stays",

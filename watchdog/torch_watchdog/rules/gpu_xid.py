@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch_watchdog.rules.gpus import facts_of, who
+from torch_watchdog.rules.gpus import sign_of
 from torch_watchdog.rules.settings import Timing
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import GpuStream, View
@@ -50,14 +50,13 @@ def _sign(gpu: GpuStream, ranks: tuple[int, ...], number: int, code: XidCode | N
     meaning = (
         f"Xid {number}, which the catalogue does not know" if code is None else f"Xid {number}, {code.name}: {code.meaning} ({code.owner})"
     )
-    return Sign(
-        rank=ranks[0],
-        affected=ranks[1:],
-        subject=f"{gpu.newest.uuid} {number}",
+    return sign_of(
+        gpu,
+        ranks,
+        meaning,
+        what=str(number),
         severity="warning" if code is None else code.severity,
-        said=f"{who(gpu, ranks)}: {meaning}",
         cause="the driver reported an error that is not known here" if code is None else f"usually the {code.owner}: {code.meaning}",
         fix="look the code up in the driver's documentation" if code is None else code.action,
-        gpu=facts_of(gpu),
         evidence={"xid": [{"code": number, "time_ns": gpu.xids[number]}]},
     )
