@@ -32,7 +32,6 @@ PARTS = ("rank", "node", "daemon")
 WARM = 0.2  # of the run: windows fill, pools are made
 LIMITS = {"rss_mib": 4.0, "fds": 0.5, "threads": 0.2, "blocks": 5_000.0}  # per million steps
 NOISE = {"rss_mib": 2.0, "fds": 0.5, "threads": 0.5, "blocks": 5_000.0}  # over the whole run: in a short one a page more is a steep line
-COMMAND = "python tests/bench/soak.py --steps 10000000"
 
 
 def main() -> None:
@@ -50,13 +49,27 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="soak-"))
     rings = Path(tempfile.mkdtemp(prefix="soak-", dir="/dev/shm"))
     try:
-        found = about(COMMAND) | Watched(root, rings, given).measured()
+        found = about(f"python tests/bench/soak.py --steps {given.steps} --rate {given.rate:g}") | Watched(root, rings, given).measured()
     finally:
         shutil.rmtree(root, ignore_errors=True)
         shutil.rmtree(rings, ignore_errors=True)
     keep(found, given.out)
-    print(json.dumps(found, indent=1))
+    print(said_of(found))
+    for part, lines in found.get("grown", {}).items():
+        print(f"{part}:", *(lines or []), sep="\n  ")
     sys.exit(0 if found["holds"] else 1)
+
+
+def said_of(found: dict[str, Any]) -> str:
+    grown = [
+        f"{part} {rates['rss_mib']:+.1f} MiB" + (f" and {rates['blocks']:+.0f} blocks" if "blocks" in rates else "")
+        for part, rates in found["growth_per_million_steps"].items()
+        if "rss_mib" in rates
+    ]
+    return (
+        f"{found['steps']} steps in {found['seconds']} s, {found['steps_read']} read: per million steps {', '.join(grown)}; "
+        f"{'nothing is over its limit' if found['holds'] else found['over_the_limit'] or 'it does not hold, see the file'}"
+    )
 
 
 # The parts
