@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ class Alerting:
         """Sends while the body runs; its last words are sent within a bounded time."""
         if self._config.restores_all:
             self.desk.restore(await asyncio.to_thread(all_saved_alerts, self._runs_dir, take=self._takes))
-            self._await(await asyncio.to_thread(runs_left_running, self._runs_dir, now_s=time.time()))
+            self._ask(self._await_left())  # beside the start: a record of weeks takes a while to read
         task = asyncio.create_task(self.sender.run())
         try:
             yield
@@ -130,13 +130,19 @@ class Alerting:
         """Jobs of a daemon that is gone: what it had open is told on from here."""
         for job in sorted(jobs):
             self.desk.restore(await asyncio.to_thread(saved_alerts, self._runs_dir, job))
-        self._await(await asyncio.to_thread(runs_left_running, self._runs_dir, now_s=time.time(), names=jobs))
+        await self._await_left(jobs)
         self._changed()
 
-    def _await(self, left: Collection[Awaited]) -> None:
-        now = self._clock()
-        for run in left:
-            self._awaited.setdefault(run.job, (now, run))
+    async def _await_left(self, jobs: Collection[str] | None = None) -> None:
+        """Runs that an earlier daemon left running. One that has reported here meanwhile is dropped with the next tick."""
+        for run in await asyncio.to_thread(runs_left_running, self._runs_dir, now_s=time.time(), names=jobs):
+            self._awaited.setdefault(run.job, (self._clock(), run))
+
+    def _ask(self, question: Coroutine[Any, Any, None]) -> None:
+        """Beside everything else, and ended with it."""
+        asking = asyncio.create_task(question)
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
 
     def tick(self, jobs: Sequence[LiveJob]) -> None:
         """Jobs whose nodes are gone without a goodbye. Of one training its newest run counts: an older one may never say more."""
@@ -161,9 +167,7 @@ class Alerting:
             if over or goes_on:
                 self._awaited.pop(job)
             if over and not goes_on:
-                asking = asyncio.create_task(self._tell_left(run))
-                self._asking.add(asking)
-                asking.add_done_callback(self._asking.discard)
+                self._ask(self._tell_left(run))
 
     async def _tell_left(self, run: Awaited) -> None:
         """A run that did not come back, unless it is at another daemon by now. It stands until its training goes on."""
