@@ -58,6 +58,7 @@ check: $(READY)
 # All that take a minute or two; the long ones are commands of their own in BENCHMARKS.md. Their results go where `make clean` finds them.
 bench: $(READY)
 	$(BIN)/python tests/bench/cost.py
+	$(BIN)/python tests/bench/footprint.py
 	$(BIN)/python tests/bench/guard.py
 	$(BIN)/python tests/bench/hooks.py
 	$(BIN)/python tests/bench/window_state.py
