@@ -9,15 +9,14 @@ whether the device has finished the step is asked through a callable.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_watchdog_agent.identity import Identity
+from torch_watchdog_agent.neighbours import mapped
 
-__all__ = ["Clearance", "opened"]
+__all__ = ["Clearance"]
 
 _WORD = struct.Struct("<Q")
 _MICRO_BITS = 24
@@ -30,12 +29,7 @@ class Clearance:
 
     def __init__(self, directory: Path, *, attempt: int, local_rank: int, local_world_size: int) -> None:
         size = mmap.PAGESIZE * (1 + local_world_size * _WORD.size // mmap.PAGESIZE)
-        descriptor = os.open(directory / f"{attempt}.clearance", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-            self._page = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+        self._page = mapped(directory / f"{attempt}.clearance", size)
         self._mine = local_rank * _WORD.size
         self._others = [rank * _WORD.size for rank in range(local_world_size) if rank != local_rank]
         self._lone: dict[int, int] = {}
@@ -74,14 +68,3 @@ class Clearance:
 def _packed(step: int, micro_step: int) -> int:
     """-1: no batch of the window yet, or none at all."""
     return (step + 1) << _MICRO_BITS | min(micro_step + 1, (1 << _MICRO_BITS) - 1)
-
-
-def opened(directory: Path, who: Identity, *, say: Callable[[str], None]) -> Clearance | None:
-    """The page, or None for a rank that is alone on its node, or where there is no room for it."""
-    if who.local_world_size == 1:
-        return None
-    try:
-        return Clearance(directory, attempt=who.attempt, local_rank=who.local_rank, local_world_size=who.local_world_size)
-    except OSError as error:
-        say(f"no shared memory between the ranks ({error}); on GPUs a bad batch may have to end its rank instead of stopping the job")
-        return None

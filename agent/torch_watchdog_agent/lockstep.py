@@ -7,22 +7,21 @@ earlier one may be dead by then (gloo ends a process over a wrong size). Knows n
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_watchdog_agent.neighbours import mapped
 from torch_watchdog_proto.messages import BatchFact, Violation
 from torch_watchdog_proto.rescue_words import is_unusual
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.identity import Identity
 
-__all__ = ["Collective", "Lockstep", "Mismatch", "opened", "violation_of"]
+__all__ = ["Collective", "Lockstep", "Mismatch", "violation_of"]
 
 _KEY = struct.Struct("<Q")  # group and number; 0: being written
 _BODY = struct.Struct("<IB")  # what must be equal, and how long the words are
@@ -64,12 +63,7 @@ class Lockstep:
 
     def __init__(self, directory: Path, *, attempt: int, local_rank: int, local_world_size: int) -> None:
         size = local_world_size * _BYTES_PER_RANK
-        descriptor = os.open(directory / f"{attempt}.collectives", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-            self._page = memoryview(mmap.mmap(descriptor, size))
-        finally:
-            os.close(descriptor)
+        self._page = memoryview(mapped(directory / f"{attempt}.collectives", size))
         self._keys = self._page.cast("Q")  # one store: a neighbour sees the old key or the new one
         self._local_rank = local_rank
         self._groups: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -143,14 +137,3 @@ def violation_of(mismatch: Mismatch, who: Identity, *, source: str) -> Violation
         kind="rank.desync", summary=f"{what}: {both}", cause=f"{cause}: {what}.", fix=fix, batch=BatchFact(key=""), repairable=False,
         culprit=other if is_theirs else None,
     )  # fmt: skip
-
-
-def opened(directory: Path, who: Identity, *, say: Callable[[str], None]) -> Lockstep | None:
-    """The page, or None for a rank that is alone on its node, or where there is no room for it."""
-    if who.local_world_size == 1:
-        return None
-    try:
-        return Lockstep(directory, attempt=who.attempt, local_rank=who.local_rank, local_world_size=who.local_world_size)
-    except OSError as error:
-        say(f"no shared memory for the collectives ({error}): ranks in different ones are not told apart")
-        return None

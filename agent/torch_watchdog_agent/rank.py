@@ -14,15 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog_agent import clearance, keeper, lockstep, recorder
+from torch_watchdog_agent import keeper, recorder
 from torch_watchdog_agent.asked import AskedResume
+from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.control import ControlLine
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.holds import Holds
 from torch_watchdog_agent.identity import Identity
+from torch_watchdog_agent.lockstep import Lockstep, Mismatch, violation_of
 from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.neighbours import among_neighbours
 from torch_watchdog_agent.preemption import Preemption
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
 from torch_watchdog_agent.register import DecisionRegister
@@ -72,8 +75,15 @@ class Rank:
         self.history = History(recorder.opened(Path(config.ring_dir), identity, say=self.say), self.loop)
         self.say.also = self.history.said
         is_gated = self.line is not None and config.policy != "observe"
-        self._clearance = clearance.opened(Path(config.ring_dir), identity, say=self.say) if is_gated else None
-        self.lockstep = lockstep.opened(Path(config.ring_dir), identity, say=self.say)
+        rings = Path(config.ring_dir)
+        self._clearance = (
+            among_neighbours(Clearance, rings, identity, say=self.say, without="on GPUs a bad batch may have to end its rank")
+            if is_gated
+            else None
+        )
+        self.lockstep = among_neighbours(
+            Lockstep, rings, identity, say=self.say, without="ranks in different collectives are not told apart before they hang"
+        )
         self.guard = Guard(
             say=self.say, on_refused=self.refused, on_noticed=self._notice, patient=bool(config.scan), watch_modules=config.watch_modules
         )
@@ -333,12 +343,12 @@ class Rank:
         if found is not None:
             self._notice(found)
 
-    def out_of_step(self, mismatch: lockstep.Mismatch) -> None:
+    def out_of_step(self, mismatch: Mismatch) -> None:
         """Another rank of this node has called another collective than this rank is about to call. Once: what follows, follows from it."""
         from torch_watchdog_agent.contract.frames import user_line
 
         self.lockstep = None
-        self._notice(lockstep.violation_of(mismatch, self.identity, source=user_line()))
+        self._notice(violation_of(mismatch, self.identity, source=user_line()))
 
     # The gate
 

@@ -177,7 +177,6 @@ _RANK: dict[str, type[Any]] = {
     "left": messages.Left,
     "finished": messages.Finished,
     "signalled": messages.Signalled,
-    "note": messages.RankNote,
     "failed": rescue_words.Failed,
     "freed": rescue_words.Freed,
     "looked": rescue_words.Looked,

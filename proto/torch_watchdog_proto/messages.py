@@ -226,32 +226,8 @@ class Signalled:
     signal: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankNote:
-    """A fact worth one line on the timeline (a hook turned off, what is not covered, the learned contract is on disk)."""
-
-    rank: int
-    text: str
-    level: Literal["info", "warning"] = "info"
-
-
 RankMessage: TypeAlias = (
-    RankHello
-    | Hold
-    | Refused
-    | Noticed
-    | Ack
-    | Vetoed
-    | Saving
-    | Saved
-    | Committed
-    | Left
-    | Finished
-    | Signalled
-    | RankNote
-    | Failed
-    | Freed
-    | Looked
+    RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | Signalled | Failed | Freed | Looked
 )
 
 

@@ -79,7 +79,6 @@ STORIES = {
     "a bad batch in the very first step": Story(script=("--bad", FIRST), said={"Refused": (1,)}, told={}),
     "observed": Story(script=("--bad", BAD), options=("--policy", "observe"), said={"Noticed": (1,)}, told={}),
 }  # fmt: skip
-SAID_BY_NOBODY = {"RankNote"}  # ranks write their notes into their rings
 
 
 def points() -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from launching import Ended
 from torch_watchdog_agent.checkpoint.files import sha256
 from torch_watchdog_proto.messages import Order, RankMessage
 
-SAID = {word.__name__ for word in get_args(RankMessage)} - fault_points.SAID_BY_NOBODY
+SAID = {word.__name__ for word in get_args(RankMessage)}
 TOLD = {word.__name__ for word in get_args(Order)}
 TRIED = {point for _, point in fault_points.points()}
 

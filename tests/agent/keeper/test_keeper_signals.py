@@ -105,18 +105,21 @@ def test_a_launcher_that_ignores_its_children_still_hears_the_exit_code(stage: S
 def test_ctrl_c_is_one_keyboard_interrupt(stage: Stage, with_log: bool) -> None:
     code = """
 import signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 try:
     print("up", flush=True)
     while True: time.sleep(60)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-    time.sleep(0.2)  # a second one would end this
+    signal.sigwait({signal.SIGUSR1})  # comes after all that the key has set off: a second one would end this
     print("once", flush=True)
     raise
 """
     terminal = on_terminal(stage.command(code), stage.environment("guard", stage.folder / "log" if with_log else None))
     terminal.read_until(b"up\r\n")
     terminal.type(b"\x03")
+    terminal.read_until(b"interrupted\r\n")
+    os.kill(terminal.process_pid, signal.SIGUSR1)
     assert terminal.end() == -signal.SIGINT
     assert b"interrupted\r\nonce\r\n" in terminal.received
     assert b"KeyboardInterrupt" in terminal.received.splitlines()[-1]

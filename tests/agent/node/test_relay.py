@@ -20,12 +20,13 @@ from torch_watchdog_proto.messages import (
     Ack,
     BatchFact,
     BoundFact,
+    Finished,
     Hold,
     Leave,
     Noticed,
     Prepare,
     RankHello,
-    RankNote,
+    Saved,
     Violation,
 )
 
@@ -151,7 +152,7 @@ def test_an_order_reaches_its_rank_only(tmp_path: Path) -> None:
         encode(Leave(generation=1)),
         encode(hello(1)) + encode(Ack(rank=0, generation=1, passed=1)),
         encode(hello(1)) + encode(Leave(generation=1)),
-        encode(hello(1)) + encode(RankNote(rank=1, text="x" * 70_000)),
+        encode(hello(1)) + encode(Saved(rank=1, generation=1, updates_applied=1, path="x" * 70_000)),
         encode(hello(-1)),
     ],
     ids=range(10),
@@ -163,8 +164,8 @@ def test_garbage_closes_its_own_connection_and_no_other(tmp_path: Path, garbage:
         bad, _ = await ranks.connect(garbage)
         async with asyncio.timeout(10):
             assert await bad.read() == b""
-        writer.write(encode(RankNote(rank=0, text="still here")))
-        await ranks.until(lambda: RankSaid(attempt=0, message=RankNote(rank=0, text="still here")) in ranks.up)
+        writer.write(encode(Finished(rank=0, passed=7)))
+        await ranks.until(lambda: RankSaid(attempt=0, message=Finished(rank=0, passed=7)) in ranks.up)
         assert not good.at_eof()
 
     run(scenario, tmp_path)
@@ -204,7 +205,7 @@ def test_what_a_dead_rank_had_said_is_still_heard_when_the_relay_closes(tmp_path
     async def scenario(ranks: Ranks) -> None:
         with socket.socket(socket.AF_UNIX) as rank:
             rank.connect(str(ranks.path))
-            rank.sendall(encode(hello(0)) + encode(RankNote(rank=0, text="last words")))
+            rank.sendall(encode(hello(0)) + encode(Finished(rank=0, passed=7)))
         await ranks.relay.close()
         assert [type(said).__name__ for said in ranks.up] == ["RankSaid", "RankSaid", "RankLost"]
 

@@ -125,8 +125,6 @@ class Attempt:
         if isinstance(message, m.Left):
             rank.left = True
             self.ending.left(message.generation)
-        if isinstance(message, m.RankNote):
-            effects.append(self._event(now, "rank.note", rank=message.rank, text=message.text, level=message.level))
         if isinstance(message, m.Signalled):
             effects += self._on_signalled(message, now)
         if isinstance(message, Looked):
