@@ -34,6 +34,7 @@ __all__ = [
     "RingFormatError",
     "RingHeader",
     "RingReader",
+    "RingVersionError",
     "RingWriter",
     "StepDone",
     "TensorSeen",
@@ -72,6 +73,10 @@ _DTYPE_CODE = {name: code for code, name in enumerate(_DTYPES)}
 
 class RingFormatError(ValueError):
     """A buffer that is no ring of a version that is known here."""
+
+
+class RingVersionError(RingFormatError):
+    """It is one of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +268,7 @@ def _read_header(buffer: memoryview) -> RingHeader:
     if magic != MAGIC:
         raise RingFormatError("this is no ring: its first bytes are others")
     if version != VERSION or record_bytes != RECORD_BYTES:
-        raise RingFormatError(
+        raise RingVersionError(
             f"a ring of version {version} with records of {record_bytes} bytes; known here: version {VERSION}, {RECORD_BYTES} bytes"
         )
     if capacity < 1 or len(buffer) < ring_bytes(capacity):

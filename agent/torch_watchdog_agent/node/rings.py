@@ -18,7 +18,16 @@ from typing import Self
 
 from torch_watchdog_agent.node.blocks import BlockBuilder
 from torch_watchdog_proto.messages import StepBlock
-from torch_watchdog_proto.record import HEADER_BYTES, RECORD_BYTES, Note, RingFormatError, RingHeader, RingReader, ring_bytes
+from torch_watchdog_proto.record import (
+    HEADER_BYTES,
+    RECORD_BYTES,
+    Note,
+    RingFormatError,
+    RingHeader,
+    RingReader,
+    RingVersionError,
+    ring_bytes,
+)
 
 __all__ = ["RingFolder", "RingNews"]
 
@@ -42,11 +51,14 @@ class RingNews:
 
 
 class RingFolder:
-    """All rings of a folder. `is_alive` tells of a pid; the ring of a dead rank is read to its end, then removed."""
+    """All rings of a folder. `is_alive` tells of a pid; the ring of a dead rank is read to its end, then removed. `say` is told once of rings that cannot
+    be read because another torch-watchdog writes them.
+    """
 
-    def __init__(self, folder: Path, *, is_alive: Callable[[int], bool]) -> None:
-        self._folder, self._is_alive = folder, is_alive
+    def __init__(self, folder: Path, *, is_alive: Callable[[int], bool], say: Callable[[str], None]) -> None:
+        self._folder, self._is_alive, self._say = folder, is_alive, say
         self._rings: dict[str, _Ring] = {}
+        self._has_told_version = False
 
     def poll(self) -> tuple[RingNews, ...]:
         """What is new in every ring; bounded, so that it may have to be called again at once (`more`)."""
@@ -72,10 +84,18 @@ class RingFolder:
         except OSError:
             return set()
         room = _MAX_RINGS - len(self._rings)
-        opened = ((name, _Ring.open(self._folder / name)) for name in sorted(names)[:room])
+        opened = ((name, _Ring.open(self._folder / name, self._of_another_version)) for name in sorted(names)[:room])
         found = {name: ring for name, ring in opened if ring is not None}
         self._rings |= found
         return set(found)
+
+    def _of_another_version(self, name: str, found: RingVersionError) -> None:
+        if not self._has_told_version:
+            self._has_told_version = True
+            self._say(
+                f"a rank of this launch is not recorded: its torch-watchdog is not the one of this process ({name}: {found}). Its Python has another one "
+                "installed than the `watchdog` that launched it: install the same version in both (`watchdog doctor` in each says which)"
+            )
 
     def _drop(self, name: str, *, remove: bool) -> None:
         self._rings.pop(name).close()
@@ -94,7 +114,7 @@ class _Ring:
         self._builder = BlockBuilder(self.header)
 
     @classmethod
-    def open(cls, path: Path) -> Self | None:
+    def open(cls, path: Path, of_another_version: Callable[[str, RingVersionError], None]) -> Self | None:
         """None where this is no ring, or none yet (its header comes last): it is looked at again next time."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -102,6 +122,10 @@ class _Ring:
             return None
         try:
             return cls(descriptor, _mirror_of(descriptor, path.name))
+        except RingVersionError as error:
+            os.close(descriptor)
+            of_another_version(path.name, error)
+            return None
         except (OSError, RingFormatError):
             os.close(descriptor)
             return None

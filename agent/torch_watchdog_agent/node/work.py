@@ -50,7 +50,7 @@ class NodeWork:
         self._relay = Relay(config.runtime_dir, on_up=self._on_up)
         self._link = DaemonLink(config, on_order=self._on_order, hellos=self._relay.hellos, say=say)
         self._processes = ProcessWatch(self._on_end)
-        self._rings = RingFolder(config.ring_dir, is_alive=is_alive)
+        self._rings = RingFolder(config.ring_dir, is_alive=is_alive, say=say)
         self._gpus = _GpuPoll(config.gpu_interval_s)
         self._holds = Holds(config.runtime_dir)
         self._logs, self._oom_kills = RankLogs(config.run_dir / "logs"), OomKills()

@@ -18,6 +18,7 @@ from torch_watchdog_agent.node.rings import RingFolder, RingNews
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.record import (
+    VERSION,
     KeyNamed,
     MicroStep,
     Note,
@@ -84,8 +85,16 @@ class Rank:
             self.ring.write(record)
 
 
+said: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said() -> None:
+    said.clear()
+
+
 def folder_of(path: Path) -> RingFolder:
-    return RingFolder(path, is_alive=lambda pid: pid == ALIVE)
+    return RingFolder(path, is_alive=lambda pid: pid == ALIVE, say=said.append)
 
 
 def blocks(news: Iterable[RingNews]) -> list[StepBlock]:
@@ -200,6 +209,23 @@ def test_garbage_beside_a_ring_changes_nothing(tmp_path: Path, garbage: bytes) -
     os.mkfifo(tmp_path / "0-6-6.ring")
     Rank(tmp_path).write(done(0))
     assert all_steps(blocks(folder_of(tmp_path).poll())) == [0]
+
+
+def test_rings_of_another_version_are_told_once_with_what_to_do(tmp_path: Path) -> None:
+    """They had looked like a launch without ranks."""
+    for rank in (0, 1):
+        ring = Rank(tmp_path, rank=rank)
+        with ring.path.open("r+b") as file:
+            file.seek(8)  # behind the magic
+            file.write((VERSION + 1).to_bytes(2, "little"))
+    rings = folder_of(tmp_path)
+    assert rings.poll() == rings.poll() == ()
+    (line,) = said
+    assert (
+        f"a ring of version {VERSION + 1}" in line
+        and f"known here: version {VERSION}" in line
+        and "install the same version in both" in line
+    )
 
 
 def test_a_ring_that_is_cut_short_under_the_reader_costs_only_itself(tmp_path: Path) -> None:
