@@ -79,8 +79,10 @@ def manifest_of(order: OpenOrder) -> Mapping[str, Any]:
 
 
 def checkpoint_of(order: OpenOrder) -> CheckpointFact | None:
-    """The checkpoint as far as it came."""
+    """The checkpoint as far as it came; None where a part failed: then nothing of it is left."""
     if not order.saved or order.commit is None:
+        return None
+    if any(part.error is not None for part in order.saved.values()):
         return None
     first = order.saved[min(order.saved)]
     path = PurePosixPath(first.path or order.commit.path)  # a framework's checkpoint has a place of its own
