@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from test_job import Run, ended, hold, steps
+from job_harness import Run, ended, hold, steps
 
 from torch_watchdog.job.events import OrderRequested, SendOrder
 from torch_watchdog_proto import messages as m

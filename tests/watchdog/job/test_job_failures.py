@@ -1,0 +1,122 @@
+"""Ranks that fail: who was first, what the others were told, when the launcher is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from job_harness import BAD_TOKEN, Run, ended, exception, steps, stop_at
+
+from torch_watchdog.job.events import (
+    SendOrder,
+)
+from torch_watchdog.job.rescues import HEAD_START_S
+from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.rescue_words import Failed, Release
+from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S
+
+
+def test_the_first_rank_to_fail_is_the_origin_and_the_others_are_affected() -> None:
+    run = Run(world_size=3)
+    run.hello(0, 1, 2)
+    run.report(steps(2, 0, [1.0, 1.0]))
+    run.report(events=(ended(2, 7, exit_code=3), ended(0, 8, exit_code=1), ended(1, 9, signal=15)))
+    (incident,) = run.incidents
+    assert (incident["kind"], incident["origin"]["rank"], incident["step"], incident["ranks_affected"]) == ("rank.exception", 2, 2, [0, 1])
+
+
+def test_a_rank_that_blames_its_peer_is_not_the_first_however_early_it_ended() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(events=(exception(0, 1, "RuntimeError: Connection closed by peer [127.0.0.1]:4242"), ended(0, 2, exit_code=1)))
+    assert run.kinds == []
+    run.report(events=(exception(1, 3, "ValueError: no image"), ended(1, 4, exit_code=1)))
+    (incident,) = run.incidents
+    assert (incident["origin"]["rank"], incident["summary"]) == (1, "rank 1: ValueError: no image")
+
+
+def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.report(events=(ended(0, 1, exit_code=1), exception(0, 2, "KeyError: 'x'")))
+    assert run.incidents[0]["evidence"]["exception"] == {"text": "KeyError: 'x'"}
+
+
+def test_a_killed_rank_is_named_with_its_signal_after_three_seconds_though_its_peers_hang() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(events=(ended(1, 1, signal=9),))
+    run.wait(2.9)
+    assert run.kinds == []
+    run.wait(0.2)
+    (incident,) = run.incidents
+    assert incident["kind"] == "rank.died" and "SIGKILL" in incident["summary"] and incident["origin"]["rank"] == 1
+
+
+def released(run: Run) -> list[int]:
+    return [effect.tell.rank for effect in run.effects if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Release)]
+
+
+def test_the_launcher_is_told_in_time_though_the_healthy_rank_never_says_a_word() -> None:
+    """Nothing in a rank is needed for it: its thread may be blocked for ever."""
+    run = Run()
+    run.hello(0, 1)
+    run.report(events=(ended(1, 1, signal=9),))
+    run.wait(FREE_TIMEOUT_S - 0.1)
+    assert released(run) == []
+    run.wait(0.2)
+    assert released(run) == [1]
+    run.wait(HEAD_START_S)
+    assert released(run) == [1, 0]
+    assert "no word from ranks 0" in run.incidents[0]["cause"]
+
+
+def test_the_others_wait_for_the_end_of_the_rank_that_failed_first() -> None:
+    """It may be tearing down for seconds: a launcher names the rank whose process it sees end first."""
+    run = Run()
+    run.hello(0, 1)
+    run.say(Failed(rank=1, step=5, updates_applied=5, time_ns=1, text="ValueError: x", chain=("ValueError: x",), where="", between=False))
+    run.wait(FREE_TIMEOUT_S + 0.1)
+    assert released(run) == [1]
+    run.wait(HEAD_START_S + 1)
+    assert released(run) == [1]
+    run.report(events=(ended(1, 1, exit_code=1),))
+    run.wait(HEAD_START_S + 0.1)
+    assert released(run) == [1, 0]
+
+
+def test_what_became_of_the_others_is_said_once_and_after_a_sentence_as_one() -> None:
+    run = Run()
+    run.hello(0, 1)
+    refused = m.Refused(rank=1, step=0, micro_step=0, violation=replace(BAD_TOKEN, cause="The table has 40 rows."))
+    run.say(refused)
+    run.report(events=(exception(1, 1, "BadBatchError: ids[0] = 51"), ended(1, 1, exit_code=1)))
+    run.wait(FREE_TIMEOUT_S + HEAD_START_S)
+    run.report(events=(exception(0, 2, "RuntimeError: Connection closed by peer"), ended(0, 2, exit_code=1)))
+    run.wait(5)
+    assert re.fullmatch(r"The table has 40 rows\. Nothing was saved: [^.]*\.", run.incidents[0]["cause"])
+
+
+def test_ranks_that_were_asked_to_end_are_a_warning() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(events=(ended(0, 1, signal=15), ended(1, 2, signal=15)))
+    assert [incident["severity"] for incident in run.incidents] == ["warning"]
+
+
+def test_ranks_that_leave_by_order_or_end_well_have_not_failed() -> None:
+    run = Run()
+    run.hello(0, 1)
+    stop_at(run, 5)
+    run.report(events=(ended(0, 1, signal=6), ended(1, 2, exit_code=0)))
+    run.wait(5)
+    assert run.kinds == ["batch.index_out_of_range"]
+
+
+def test_a_failing_command_names_the_rank_whose_end_nobody_saw() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.report(events=(ended(0, 1),))
+    assert run.kinds == []
+    run.end(3)
+    assert [(i["kind"], "exit code 3" in i["cause"]) for i in run.incidents] == [("rank.exception", True)]
