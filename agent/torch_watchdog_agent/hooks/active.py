@@ -91,7 +91,7 @@ def rank() -> Rank | None:
     return _begin() if _rank is None else _rank
 
 
-@guarded("first")
+@guarded("rank")
 def _begin() -> Rank | None:
     global _config, _rank
     if _config is None:

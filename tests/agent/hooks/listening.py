@@ -51,7 +51,7 @@ def listen_to(folder: Path, script: str, *arguments: object, policy: str = "obse
         line.listen(1)
         listener = threading.Thread(target=_listen, args=(line, told), daemon=True)
         listener.start()
-        done = _run(folder, script, [str(argument) for argument in arguments], policy)
+        done = run_script(folder, script, [str(argument) for argument in arguments], policy)
         line.shutdown(socket.SHUT_RDWR)
         listener.join(TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,7 +59,7 @@ def listen_to(folder: Path, script: str, *arguments: object, policy: str = "obse
     return _heard(folder, json.loads(done.stdout.splitlines()[-1]), violations, done.stderr)
 
 
-def _run(folder: Path, script: str, arguments: list[str], policy: Any) -> subprocess.CompletedProcess[str]:
+def run_script(folder: Path, script: str, arguments: list[str], policy: Any) -> subprocess.CompletedProcess[str]:
     at = str(folder)
     config = AgentConfig(
         job="j", session="s", policy=policy, run_dir=at, runtime_dir=at, ring_dir=at, version="0", launcher_pid=1, keeper=False, solo=True
