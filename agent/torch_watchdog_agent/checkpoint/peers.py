@@ -75,6 +75,8 @@ def all_come(call: RollCall, world_size: int, *, timeout_s: float) -> None:
     """Returns once every rank has called this. A group that is being made waits for a rank that will never come, and nothing can end that."""
     if not (dist.is_available() and dist.is_initialized()):
         return
+    if (members := dist.get_world_size()) != world_size:
+        raise CheckpointError(f"{world_size} ranks, but {members} in the process group: a common checkpoint needs one group of all")
     store, place = dist.distributed_c10d._get_default_store(), f"torch_watchdog/{call.name}"
     if store.add(f"{place}/here", 1) >= world_size:
         store.set(f"{place}/all", "here")
@@ -86,9 +88,13 @@ def all_come(call: RollCall, world_size: int, *, timeout_s: float) -> None:
 
 
 def _has_come(store: Any, key: str) -> bool:
+    look_ends = time.monotonic() + _LOOK_S
     try:
         store.wait([key], timedelta(seconds=_LOOK_S))
-    except RuntimeError:  # not yet, or the store is gone: then the group's own error tells
+    except dist.DistNetworkError as error:
+        raise CheckpointError(f"the process group's store is lost ({in_words(error)})") from error
+    except RuntimeError:  # not yet
+        time.sleep(max(0.0, look_ends - time.monotonic()))
         return False
     return True
 
