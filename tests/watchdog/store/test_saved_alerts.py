@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from torch_watchdog.errors import StoreError
+from torch_watchdog.store import fleet
 from torch_watchdog.store.alerts import all_saved_alerts
+from torch_watchdog.store.database import Database
 from torch_watchdog.store.fleet import FleetStore
-from torch_watchdog.store.record import json_record
+from torch_watchdog.store.record import Record, json_record
 
 
 def left_alert(runs_dir: Path, job: str, words: str) -> None:
@@ -55,3 +59,57 @@ def test_while_the_store_is_away_an_alert_is_told_all_the_same(tmp_path: Path) -
 
     alerting = Alerting(AlertsConfig(), tmp_path, writer=None, clock=lambda: 0.0, say=print, log=print, store=Away())  # type: ignore[arg-type]
     assert alerting._takes("job")
+
+
+class Takeover:
+    """A daemon that is gone had these runs; another one, with a lease of nothing, looks after them."""
+
+    def __init__(self, tmp_path: Path, *runs: str) -> None:
+        url = f"sqlite:///{tmp_path / 'store.sqlite'}"
+        self.said: list[str] = []
+        self.gone, self.alive = (FleetStore(url, tmp_path / name, say=self.said.append, lease_s=0.0) for name in ("gone", "alive"))
+        for run in runs:
+            left_alert(tmp_path / "gone", run, run)
+            self.gone.open_run(run)
+
+    def look(self, *, tells: bool = True) -> frozenset[str]:
+        self.alive.beat(())
+        return self.alive.adopt(tells=tells)
+
+
+def test_a_run_whose_folder_cannot_be_written_keeps_back_no_other_and_is_said_once(tmp_path: Path) -> None:
+    takeover = Takeover(tmp_path, "a-job", "b-job")
+    (tmp_path / "alive").mkdir()
+    (tmp_path / "alive" / "a-job").write_text("a file")
+    assert takeover.look() == {"b-job"}
+    assert takeover.look() == takeover.look() == frozenset()
+    (said,) = takeover.said
+    assert "a-job cannot be taken over (FileExistsError" in said
+    (tmp_path / "alive" / "a-job").unlink()
+    assert takeover.look() == {"a-job"}
+
+
+def test_where_the_store_goes_away_in_the_middle_what_was_taken_is_told_of_and_the_rest_is_taken_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takeover, bring_out, tried, is_away = Takeover(tmp_path, "a-job", "b-job", "c-job"), fleet.bring_out, [], True
+
+    def failing(database: Database, run: str, run_dir: Path) -> int:
+        tried.append(run)
+        if run == "b-job" and is_away:
+            raise StoreError("here", "the server closed the connection", "Start it")
+        return bring_out(database, run, run_dir)
+
+    monkeypatch.setattr(fleet, "bring_out", failing)
+    assert takeover.look() == {"a-job"} and tried == ["a-job", "b-job"]
+    assert takeover.look() == {"c-job"}, "one run for which the store never answers comes after the others"
+    is_away = False
+    assert takeover.look() == {"b-job"}
+    assert sum("b-job" in line for line in takeover.said) == 1
+
+
+def test_alerts_in_the_store_that_nobody_can_read_keep_back_no_other_run(tmp_path: Path) -> None:
+    takeover = Takeover(tmp_path, "a-job", "b-job")
+    assert takeover.gone.close(5.0)
+    takeover.gone._database.write([Record(run="a-job", kind="alerts", key="", body=b"no zlib")])
+    assert takeover.look() == {"b-job"}

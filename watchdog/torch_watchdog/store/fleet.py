@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -28,7 +29,8 @@ class FleetStore:
     """Of one daemon. Raises StoreError where the database cannot be opened."""
 
     def __init__(self, url: str, runs_dir: Path, *, say: Callable[[str], None], lease_s: float = LEASE_S) -> None:
-        self._runs_dir = runs_dir
+        self._runs_dir, self._say = runs_dir, say
+        self._not_taken: set[str] = set()  # tried in vain, and said so
         self._database = Database.open(url)
         self._orphans: Mapping[str, str] = {}
         self._released: frozenset[str] = frozenset()
@@ -60,22 +62,39 @@ class FleetStore:
     def adopt(self, *, tells: bool) -> frozenset[str]:
         """Takes the runs of daemons that the last beat found gone, and where this one `tells` of alerts, those that an ended one left with an open alert.
 
-        Their files are in this daemon's folder then. Takes its time. Raises StoreError, OSError.
+        Their files are in this daemon's folder then. Takes its time. Never raises: of what was taken before something failed, somebody must be told.
         """
-        orphans = {**self._orphans, **(dict.fromkeys(self._left_open(), "") if tells else {})}
         adopted = set[str]()
-        for run, owner in sorted(orphans.items()):
-            bring_out(self._database, run, self._runs_dir / run)  # first: who has a run has its newest words
-            if self._owners.adopt(run, owner):
-                adopted.add(run)
+        orphans = self._up_for_adoption(tells)
+        for run in sorted(orphans, key=lambda run: (run in self._not_taken, run)):  # what failed before comes last: it keeps back no other
+            try:
+                bring_out(self._database, run, self._runs_dir / run)  # first: who has a run has its newest words
+                if self._owners.adopt(run, orphans[run]):
+                    adopted.add(run)
+            except Exception as error:  # noqa: BLE001 - a folder that cannot be written, a record that nobody can read
+                self._cannot_take(run, error)
+                if isinstance(error, StoreError) and not error.is_refusal:
+                    break  # it is away: the others would each wait for it
+            else:
+                self._not_taken.discard(run)
         return frozenset(adopted)
+
+    def _cannot_take(self, run: str, error: Exception) -> None:
+        if run not in self._not_taken:
+            self._say(f"job {run} cannot be taken over ({type(error).__name__}: {str(error)[:200]}): it is tried again")
+        self._not_taken.add(run)
+
+    def _up_for_adoption(self, tells: bool) -> Mapping[str, str]:
+        left_open = frozenset[str]()
+        if tells:
+            with contextlib.suppress(StoreError):  # the mirror has said it, or will
+                left_open = self._left_open()
+        return {**self._orphans, **dict.fromkeys(left_open, "")}
 
     def _left_open(self) -> frozenset[str]:
         """Nobody writes of a run that is nobody's: each is looked at once. What is not open waits for the next word of its nodes."""
         new = self._released - self._nothing_open
-        left_open = frozenset(
-            run for run in new if any(has_open_alerts(record.content) for record in self._database.records(run, "alerts"))
-        )
+        left_open = frozenset(run for run in new if any(map(_has_open, self._database.records(run, "alerts"))))
         self._nothing_open = (self._nothing_open & self._released) | (new - left_open)
         return left_open
 
@@ -89,3 +108,10 @@ class FleetStore:
                 self._owners.release()
         self._database.close()
         return closed
+
+
+def _has_open(record: Record) -> bool:
+    try:
+        return has_open_alerts(record.content)
+    except zlib.error:
+        return False  # as all that cannot be read of alerts: it is left out, and keeps back no other run
