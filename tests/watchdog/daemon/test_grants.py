@@ -17,7 +17,7 @@ from http_receiver import HttpReceiver
 from torch_watchdog.cli.token import command
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import AlertsConfig
-from torch_watchdog.daemon.grants import Grants, new_entry, write_tokens
+from torch_watchdog.daemon.grants import Grant, Grants, new_entry, write_tokens
 from torch_watchdog.errors import ConfigError, DaemonRefusedError
 from torch_watchdog_proto.envelopes import TOKEN_KEY
 
@@ -157,6 +157,12 @@ def test_who_has_acknowledged_silenced_or_stopped_is_told_by_the_name_of_the_tok
                 client.silence(jobs=["prod-*"], kinds=["rank.*"], severities=[], seconds=60, by="root@host", comment="move")
             with DaemonClient(fleet.daemon.addresses[0], token=OWN) as client:
                 assert client.acknowledge("job/2", by="ben@host").accepted and client.alerts()[0]["acknowledged_by"] == "ben@host"
+            few = tokens("add", "few", "--role", "operator", "--job", "run-?")
+            with DaemonClient(fleet.daemon.addresses[0], token=few) as client:
+                more_of_it = {"kinds": [], "severities": [], "seconds": 60, "by": "me", "comment": ""}
+                for jobs in (["run-*"], ["run-1", "*"], []):
+                    assert "is not for job" in refused(lambda jobs=jobs: client.silence(jobs=jobs, **more_of_it))
+                assert client.silence(jobs=["run-?", "run-1"], **more_of_it).accepted
             assert fleet.get("api/v1/alerts").json()["silences"][0]["by"] == "anna"
             told = [incident["summary"] for incident in fleet.incidents() if incident["kind"] == "order.stop"]
             assert "anna" in told[0] and "root@host" not in told[0]
@@ -164,6 +170,23 @@ def test_who_has_acknowledged_silenced_or_stopped_is_told_by_the_name_of_the_tok
     assert ("silence", "jobs prod-*, kinds rank.* for 60 s", "anna", "root@host") in [
         (one["what"], one["of"], one["who"], one["says"]) for one in lines
     ]
+
+
+@pytest.mark.parametrize(
+    ("granted", "asked", "fits"),
+    [
+        (("run-?",), "run-*", False),
+        (("[!x]*",), "*", False),
+        (("run-*",), "run-[12]", False),
+        (("run-*",), "?un-1", False),
+        (("run-*", "x"), "run-*", True),
+        (("run-*",), "run-*.2", False),
+        (("run-?", "*"), "run-*", True),
+        (("run-?",), "run-1", True),
+    ],
+)
+def test_a_pattern_is_granted_where_that_very_one_is_or_all_jobs_are(granted: tuple[str, ...], asked: str, fits: bool) -> None:
+    assert Grant(name="anna", powers=frozenset({"order"}), jobs=granted).fits(asked) is fits
 
 
 def test_the_name_of_the_daemons_own_token_is_no_other_tokens(tokens: Tokens) -> None:

@@ -43,6 +43,7 @@ _POWERS: Mapping[str, frozenset[Power]] = {
     "operator": frozenset({"look", "order"}),
 }
 _MAX_FILE_BYTES = 4 << 20
+_PATTERN_CHARACTERS = frozenset("*?[")  # none of them can be in a job's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,9 @@ class Grant:
         return "*" in self.jobs
 
     def fits(self, job: str) -> bool:
+        """Of a shell pattern: whether that very one is granted. As a name `[!x]*` would fit `run-?`, and then stand for every job."""
+        if _PATTERN_CHARACTERS & set(job):
+            return self.is_for_all_jobs or job in self.jobs
         names = {job, lineage_of(job, lambda _: True)}
         return any(fnmatchcase(name, pattern) for name in names for pattern in self.jobs)
 
