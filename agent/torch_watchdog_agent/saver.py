@@ -136,7 +136,8 @@ class Saver:
         from torch_watchdog_agent.checkpoint import manifest
 
         rank = self._rank
-        facts = {**order.manifest, "job": rank.config.job, "attempt": rank.identity.attempt, "world_size": rank.identity.world_size}
+        launch = {"job": rank.config.job, "session": rank.config.session, "attempt": rank.identity.attempt}
+        facts = {**order.manifest, **launch, "world_size": rank.identity.world_size}
         try:
             manifest.commit(path, facts, good=order.good, ours=path == Path(commit.path))
             error = None

@@ -50,21 +50,32 @@ def commit(final: Path, manifest: Mapping[str, Any], *, good: bool, ours: bool =
         write_json(partial / COMMITTED, {"manifest_sha256": sha256(partial / MANIFEST)})
     sync(partial)
     place = final if good else beside(final, "not-good")
-    aside = _step_aside(place) if place.exists() else None
+    session = manifest.get("session")
+    aside = _step_aside(place, session, ours=ours) if place.exists() else None
     partial.rename(place)
     sync(place.parent)
-    if aside is not None and (aside / MANIFEST).exists():
-        remove(aside)  # one of ours, of the same step; what a framework wrote there stays
+    if aside is not None and _may_go(aside, session, ours=ours):
+        remove(aside)
     if ours:
         rotate(place.parent, just_made=place)
     return place
 
 
-def _step_aside(place: Path) -> Path:
+def _may_go(path: Path, session: str | None, *, ours: bool) -> bool:
+    """One of the same step. What a framework wrote, or another launch in a folder of the user's, stays."""
+    if ours:
+        return (path / MANIFEST).exists()
+    try:
+        return _object(path, MANIFEST).get("session") == session
+    except RestoreError:
+        return False
+
+
+def _step_aside(place: Path, session: str | None, *, ours: bool) -> Path:
     """A job that was resumed may stop at the same step again: the folder that is there stays what it is until the new one is there."""
     aside = beside(place, "replaced")
     if aside.exists():
-        aside = aside.with_name(f"{aside.name}.{time.time_ns()}") if not (aside / MANIFEST).exists() else aside
+        aside = aside if _may_go(aside, session, ours=ours) else aside.with_name(f"{aside.name}.{time.time_ns()}")
         shutil.rmtree(aside, ignore_errors=True)
     place.rename(aside)
     return aside

@@ -59,9 +59,11 @@ def seal(rank: Rank, asked: Rescue, order: WriteCommitted, saved: Saved, *, part
     """Once all is written; what was written in `parts` is put together first. 0: it was written whole."""
     from torch_watchdog_agent.checkpoint.errors import in_words
     from torch_watchdog_agent.checkpoint.pieces import join, swept
+    from torch_watchdog_agent.checkpoint.save import discard
 
     place = Path(saved.path)
     if _sealed(rank, order.generation, place) is not None:
+        discard(place)  # what was written here of the same
         return Committed(rank=rank.identity.rank, generation=order.generation)
     try:
         if parts:
@@ -82,7 +84,7 @@ def _sealed(rank: Rank, generation: int, path: Path) -> Mapping[str, Any] | None
         facts = read_manifest(path)
     except (CheckpointError, OSError):
         return None
-    ours = {"kind": "rescue", "generation": generation, "job": rank.config.job, "attempt": rank.identity.attempt}
+    ours = {"kind": "rescue", "generation": generation, "session": rank.config.session, "attempt": rank.identity.attempt}
     return facts if ours.items() <= facts.items() else None
 
 

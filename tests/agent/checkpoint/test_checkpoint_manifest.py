@@ -130,3 +130,20 @@ def test_the_newest_is_the_one_with_the_most_updates_whatever_its_name(tmp_path:
     _, manifest = written(tmp_path, 60)
     resumed = commit(tmp_path / "step-60", {**manifest, "updates_applied": 360}, good=True)
     assert newest_committed(tmp_path) == resumed
+
+
+@pytest.mark.parametrize("before", [{"session": "another"}, {}, None])
+def test_in_a_folder_of_the_users_only_what_this_launch_has_made_goes(before: dict[str, str] | None, tmp_path: Path) -> None:
+    """Not what another launch did, nor an older version of ours, nor what cannot be read."""
+
+    def made(content: str, **session: str) -> None:
+        _, manifest = written(tmp_path, 5, content)
+        commit(tmp_path / "step-5", {**manifest, **session}, good=True, ours=False)
+
+    made("first", **(before or {}))
+    if before is None:
+        (tmp_path / "step-5" / "watchdog.json").write_text("{")
+    for content in ("second", "third"):
+        made(content, session="this")
+    found = {path.parent.name: path.read_text() for path in tmp_path.glob("*/__0_0.distcp")}
+    assert found == {"step-5": "third", "replaced.step-5": "first"}
