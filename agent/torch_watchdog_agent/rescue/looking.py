@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
     from torch_watchdog_agent.rescue.gpu import OnGpu
 
-__all__ = ["answer", "calls_at", "looked_at", "recorded"]
+__all__ = ["answer", "calls_at", "is_waiting", "looked_at", "recorded"]
 
 MAX_STACK = 3000
 _IN_VAIN = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
@@ -29,7 +29,8 @@ _IN_VAIN = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py", "/torch/_tensor.py")
 _CLEARANCE = "/torch_watchdog_agent/clearance.py"  # on a GPU Python waits there, and not in the collective, for a neighbour's batch
 _RESCUER, _OURS_DEEP = "/torch_watchdog_agent/rescue/rescuer.py", 6
-_NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/", "/torch_watchdog_agent/")
+_OURS, _HOOKS = "/torch_watchdog_agent/", "/torch_watchdog_agent/hooks/"
+_NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/", _OURS)
 
 
 def answer(order: Look, rank: Rank, gpu: OnGpu, *, at: tuple[int, bool]) -> Looked:
@@ -81,11 +82,21 @@ def looked_at() -> tuple[bool, str, str]:
     if frame is None:
         return False, "", ""
     frames = traceback.extract_stack(frame)
-    innermost = [entry for entry in frames if entry.filename != "<string>"][-3:]
-    in_collective = any(part in entry.filename for entry in innermost for part in _WAITING) and not any(
-        part in entry.filename for entry in innermost for part in _NOT_WAITING
-    )
-    # One that has failed itself waits for our word: where it was is what it has told, and no place of its own.
-    for_our_word = any(entry.filename.endswith(_RESCUER) for entry in frames[-_OURS_DEEP:])
-    waits = in_collective or for_our_word or innermost[-1].filename.endswith(_CLEARANCE)
+    waits = is_waiting([entry.filename for entry in frames])
     return waits, "".join(traceback.format_list(frames))[-MAX_STACK:], innermost_own(frames)
+
+
+def is_waiting(files: Sequence[str]) -> bool:
+    """By the files of a stack's frames, innermost last. A function of ours that only hands on to torch's own stands between torch's frames."""
+    files = [name for name in files if name != "<string>"]
+    if not files:
+        return False
+    # One that has failed itself waits for our word: where it was is what it has told, and no place of its own.
+    if files[-1].endswith(_CLEARANCE) or any(name.endswith(_RESCUER) for name in files[-_OURS_DEEP:]):
+        return True
+    if _OURS in files[-1]:
+        return False
+    innermost = [name for name in files if _HOOKS not in name][-3:]
+    return any(part in name for name in innermost for part in _WAITING) and not any(
+        part in name for name in innermost for part in _NOT_WAITING
+    )

@@ -19,7 +19,7 @@ from torch_watchdog_agent.hooks import active
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rescue import replica, sockets, workers
 from torch_watchdog_agent.rescue.ahead import Ahead
-from torch_watchdog_agent.rescue.looking import looked_at
+from torch_watchdog_agent.rescue.looking import is_waiting, looked_at
 from torch_watchdog_agent.rescue.replica import holdings
 from torch_watchdog_agent.rescue.words import words_of
 
@@ -179,6 +179,31 @@ def test_a_thread_in_its_own_code_does_not_wait() -> None:
     assert not waits
     assert "test_rescue_parts" in stack
     assert where.partition(":")[0] == __file__
+
+
+TORCH, OURS, OWN = "/site-packages/torch", "/site-packages/torch_watchdog_agent", "/home/me/train.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "waits"),
+    [
+        ([OWN, f"{TORCH}/_tensor.py", f"{OURS}/hooks/loss.py", f"{TORCH}/autograd/__init__.py", f"{TORCH}/autograd/graph.py"], True),
+        ([OWN, f"{OURS}/hooks/collectives.py", f"{TORCH}/distributed/c10d_logger.py", f"{TORCH}/distributed/distributed_c10d.py"], True),
+        ([OWN, f"{TORCH}/nn/modules/module.py", f"{TORCH}/nn/parallel/distributed.py"], True),
+        ([OWN, f"{OURS}/hooks/passes.py", f"{OURS}/rank.py", f"{OURS}/clearance.py"], True),
+        ([OWN, f"{TORCH}/autograd/graph.py", f"{TORCH}/autograd/function.py", OWN, OWN, OWN], False),  # a backward of the script's own
+        ([OWN, f"{TORCH}/_tensor.py", f"{OURS}/hooks/loss.py"], False),
+        (
+            [OWN, f"{OURS}/checkpoint/peers.py", f"{TORCH}/distributed/distributed_c10d.py"],
+            False,
+        ),  # a save of all ranks has its own patience
+        ([OWN, f"{TORCH}/distributed/checkpoint/state_dict_saver.py", f"{TORCH}/distributed/distributed_c10d.py"], False),
+        ([OWN, f"{TORCH}/utils/data/dataloader.py"], False),
+        ([], False),
+    ],
+)
+def test_a_rank_waits_in_a_collective_or_in_a_backward_that_has_some(files: list[str], waits: bool) -> None:
+    assert is_waiting(files) is waits
 
 
 # How far a device is behind Python
