@@ -22,10 +22,10 @@ def failed(folder: Path, *arguments: object, options: tuple[str, ...] = (), **mo
     return launch(folder, [*watchdog(), *torchrun(*script("failing.py", *arguments), options=options)], **more)
 
 
-def saved_as_after_an_update(run: Ended, incident: dict[str, Any]) -> bool:
+def saved_as_after_an_update(run: Ended, incident: dict[str, Any], *model: str) -> bool:
     """The checkpoint holds, bit by bit, what the healthy rank itself had after that update."""
     path = incident["action"]["checkpoint"]["path"]
-    check = [sys.executable, str(SCRIPTS / "failing.py"), "--check", path]
+    check = [sys.executable, str(SCRIPTS / "failing.py"), "--check", path, *model]
     found = subprocess.run(check, cwd=run.folder, env=environment(), capture_output=True, text=True, timeout=120).stdout.splitlines()
     return found[-1] in (run.folder / "trail-0-0").read_text().splitlines()
 
@@ -67,12 +67,13 @@ def test_with_record_the_culprit_is_named_too(tmp_path: Path) -> None:
     assert (incident["origin"]["rank"], incident["evidence"]["exception"]["text"]) == (1, "ValueError: a fault of the script's own")
 
 
-def test_a_rank_that_is_stopped_is_found_and_the_job_ends_with_75(tmp_path: Path) -> None:
-    run = failed(tmp_path, "--fault", "stop")
+@pytest.mark.parametrize("model", [(), ("--no-buffers",)], ids=["the other waits in forward", "the other waits in backward"])
+def test_a_rank_that_is_stopped_is_found_and_the_job_ends_with_75(tmp_path: Path, model: tuple[str, ...]) -> None:
+    run = failed(tmp_path, "--fault", "stop", *model)
     (incident,) = run.incidents
     assert (run.code, incident["kind"], incident["origin"]["rank"]) == (75, "rank.hang", 1), run.err
     assert incident["action"]["checkpoint"]["committed"], incident["cause"]
-    assert saved_as_after_an_update(run, incident)
+    assert saved_as_after_an_update(run, incident, *model)
     assert "SIGSTOP" in incident["summary"]
     assert "waits in a collective" in (run.run_dir / "incidents" / incident["id"] / "stacks.txt").read_text()
 

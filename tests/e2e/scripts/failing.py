@@ -46,9 +46,11 @@ class Rows(Dataset):
 class Shaped(nn.Module):
     """The net of the other tests, fed with one tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, buffers: bool = True) -> None:
         super().__init__()
         self.net = Net()
+        if not buffers:
+            self.net.norm = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.net(ids)
@@ -105,6 +107,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--freeze", action="store_true", help="the other ranks stop, so that nothing can be asked of them")
     parser.add_argument("--teardown", type=float, default=None, help="destroy the process group in a finally, after so many seconds")
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument(
+        "--no-buffers", action="store_true", help="the ranks meet in backward first, not in the forward that shares the buffers"
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--fewer", type=int, default=0, help="the failing rank has so many steps less")
     parser.add_argument("--workers", type=int, default=0)
@@ -118,7 +123,7 @@ def arguments() -> argparse.Namespace:
 
 def build(args: argparse.Namespace) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(7)
-    plain = Shaped()
+    plain = Shaped(buffers=not args.no_buffers)
     model: nn.Module = plain
     if args.fsdp:
         from torch.distributed._composable.fsdp import fully_shard
