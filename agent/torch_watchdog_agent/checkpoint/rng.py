@@ -19,7 +19,9 @@ _MT19937_BYTES = 625 * 4
 
 # A capture is made in every step, when the training has just used all caches: what counts is how little code and memory it touches. So the words are
 # copied from where the libraries keep them, only once they have moved on, and spelled out only where they are needed.
-_last_numpy: tuple[bytes, dict[str, Any]] | None = None
+_last_numpy: tuple[bytes, bytes, dict[str, Any]] | None = None  # the words, the cached Gaussian, and both spelled out
+_numpy_gauss: tuple[Any, memoryview | None] = (None, None)  # of which owner
+_GAUSS_BYTES = 16
 _numpy_words: tuple[Any, _Twister | None] = (None, None)  # of which bit generator
 
 
@@ -143,13 +145,41 @@ def _numpy_state() -> dict[str, Any] | None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is None:
         return None
-    raw = _raw_mt19937(numpy_random)
-    # A cached Gaussian is spent without a trace in the raw words, so such a state is read in full each time.
-    if raw is not None and _last_numpy is not None and _last_numpy[0] is raw and not _last_numpy[1]["has_gauss"]:
-        return _last_numpy[1]
+    raw, gauss = _raw_mt19937(numpy_random), _raw_gauss(numpy_random)
+    if raw is not None and gauss is not None and _last_numpy is not None and _last_numpy[0] is raw and _last_numpy[1] == gauss:
+        return _last_numpy[2]
     state: dict[str, Any] = numpy_random.get_state(legacy=False)
-    _last_numpy = None if raw is None else (raw, state)
+    _last_numpy = None if raw is None or gauss is None else (raw, gauss, state)
     return state
+
+
+def _raw_gauss(numpy_random: Any) -> bytes | None:
+    """The second Gaussian and whether one is cached: spent, or put back by `set_state`, without a trace in the words. None: where it lies is not known."""
+    global _numpy_gauss
+    owner = getattr(numpy_random.get_state, "__self__", None)  # a script may have put its own in that place
+    if owner is None:
+        return None
+    if owner is not _numpy_gauss[0]:
+        offset = _gauss_offset(type(owner))
+        _numpy_gauss = (owner, None if offset is None else memoryview((ctypes.c_char * _GAUSS_BYTES).from_address(id(owner) + offset)))
+    place = _numpy_gauss[1]
+    return None if place is None else bytes(place)
+
+
+def _gauss_offset(kind: Any) -> int | None:
+    """Where in numpy's object the flag lies, with the Gaussian eight bytes behind it: looked for in one of our own, by what its states spell out."""
+    probe = kind(1)
+    memory = (ctypes.c_char * kind.__basicsize__).from_address(id(probe))
+    probe.standard_normal()
+    offset = bytes(memory).find(struct.pack("=ixxxxd", 1, probe.get_state()[4]))
+    if offset < 0:
+        return None
+    for state in (("MT19937", probe.get_state()[1], 5, 0, 0.0), ("MT19937", probe.get_state()[1], 5, 1, -0.625)):
+        probe.set_state(state)
+        flag, gauss = struct.unpack_from("=ixxxxd", bytes(memory), offset)
+        if (flag, gauss) != state[3:]:
+            return None
+    return offset
 
 
 def _raw_mt19937(numpy_random: Any) -> bytes | None:

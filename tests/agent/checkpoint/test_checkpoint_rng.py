@@ -62,6 +62,20 @@ def test_numpys_second_gaussian_is_not_taken_for_an_unchanged_state() -> None:
     assert np.random.randn() == third
 
 
+def test_a_second_gaussian_that_a_script_puts_back_is_seen() -> None:
+    np.random.seed(0)
+    np.random.randn()
+    before = np.random.get_state()
+    first = np.random.randn()
+    RngState.capture()
+    np.random.set_state(before)  # the words are where they were: only the Gaussian is there again
+    with_second = RngState.capture()
+    assert with_second.numpy["has_gauss"] == 1 and with_second.numpy is RngState.capture().numpy
+    assert np.random.randn() == first
+    with_second.restore()
+    assert np.random.randn() == first
+
+
 def test_another_bit_generator_of_numpy_is_carried_too() -> None:
     before = np.random.get_bit_generator()
     try:
