@@ -77,6 +77,8 @@ def extremes(tensor: torch.Tensor, ignored: int = -100) -> Extremes:
     """One or two passes over the tensor's memory. `ignored`: the value that a loss leaves out, counted where it may occur."""
     if not known(tensor):
         return UNREAD
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()  # `x.conj().imag`: its memory holds the values without their sign, and numpy takes none of that
     dtype = tensor.dtype
     if dtype.is_floating_point:
         return _float_extremes(tensor)

@@ -16,11 +16,27 @@ MAX_DEPTH = 8
 MAX_LEAVES = 4096
 WHOLE = "batch"  # the path of a batch that is one tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_WHOLE_NUMBERS = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+_FLOATS = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+_COMPLEX = ("complex32", "complex64", "complex128")
+_DTYPES = frozenset(
+    getattr(torch, name) for name in (*_WHOLE_NUMBERS, *_FLOATS, *_COMPLEX) if hasattr(torch, name)
+)  # the others are no numbers
 _ATOMS = (str, bytes, int, float, bool, type(None))
 
 
 def leaves_of(batch: object) -> dict[str, torch.Tensor]:
-    """The plain dense tensors of a batch by dotted path, in the batch's own order. Sparse, nested and subclassed tensors are left out."""
+    """The plain dense tensors of a batch by dotted path, in the batch's own order. Sparse, nested, quantized and subclassed tensors are left out."""
     return taken_apart(batch)[0]
 
 
@@ -44,13 +60,17 @@ def arrays_of(batch: object, path: str = "", depth: int = MAX_DEPTH) -> dict[str
 
 def _walk(item: Any, path: str, depth: int, leaves: dict[str, torch.Tensor], scalars: list[tuple[str, Any]]) -> None:
     if isinstance(item, torch.Tensor):
-        if type(item) in _PLAIN and item.layout is torch.strided and not item.is_nested and len(leaves) < MAX_LEAVES:
+        if _is_plain(item) and len(leaves) < MAX_LEAVES:
             leaves[path or WHOLE] = item
     elif isinstance(item, _ATOMS):
         scalars.append((path, item))
     elif depth:
         for name, child in _children(item):
             _walk(child, f"{path}.{name}" if path else name, depth - 1, leaves, scalars)
+
+
+def _is_plain(item: torch.Tensor) -> bool:
+    return type(item) in _PLAIN and item.layout is torch.strided and not item.is_nested and item.dtype in _DTYPES
 
 
 def _children(item: Any) -> Iterable[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import UserDict, namedtuple
 
 import numpy as np
@@ -171,6 +172,21 @@ def test_a_tensor_without_values_is_not_read() -> None:
         assert np.isnan(stat.low)
         assert stat.finite
         assert allows(Range(low=0, high=1), extremes(made))
+
+
+def test_a_view_with_its_sign_turned_is_read_with_that_sign() -> None:
+    spectrum = torch.complex(torch.zeros(3), torch.tensor([1.0, 2.0, 5.0]))
+    turned = spectrum.conj().imag
+    assert turned.is_neg()
+    assert (extremes(turned).low, extremes(turned).high) == (-5.0, -1.0)
+
+
+def test_a_tensor_that_holds_no_plain_numbers_is_passed_over_alone() -> None:
+    packed = torch.empty(3, dtype=torch.uint8).view(torch.bits8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
+    assert list(leaves_of({"packed": packed, "quantized": quantized, "ids": torch.tensor([1])})) == ["ids"]
 
 
 def test_a_range_within_another_counts_its_ignored_value() -> None:
