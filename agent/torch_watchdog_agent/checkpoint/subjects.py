@@ -6,6 +6,7 @@ no hook saw one. Knows nothing of files or ranks. State that the user's own code
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Subjects:
 
     def scheduled(self) -> int:
         """What all of them have counted so far. Asked in each step, and most trainings have none or one."""
-        return sum([int(getattr(one, "last_epoch", 0)) for one in self.schedulers()]) if self._schedulers.refs else 0
+        return sum([_counted(one) for one in self.schedulers()]) if self._schedulers.refs else 0
 
     def scalers(self) -> tuple[Any, ...]:
         return tuple(self._scalers)
@@ -108,6 +109,12 @@ class _Seen:
 
     def __iter__(self) -> Iterator[Any]:
         return iter([item for ref in list(self.refs.values()) if (item := ref()) is not None])
+
+
+def _counted(scheduler: Any) -> int:
+    """A scheduler of the user's own may keep anything under that name."""
+    epoch = getattr(scheduler, "last_epoch", 0)
+    return int(epoch) if isinstance(epoch, int | float) and math.isfinite(epoch) else 0
 
 
 def bare_model(module: Any) -> Any:

@@ -183,7 +183,9 @@ def _kept(value: Any) -> Any:
     if kind is dict:
         copied = {key: _kept(item) for key, item in value.items()}
         return copied if all(copy is not _LEFT_OUT for copy in copied.values()) else _LEFT_OUT
-    if hasattr(value, "_version"):
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
         return _Tensor(value)
     return value if isinstance(value, int | float) else _LEFT_OUT
 

@@ -119,6 +119,30 @@ def test_the_very_first_window_can_be_vetoed() -> None:
     assert training.state() == before
 
 
+def test_a_scheduler_may_hold_the_model_and_count_nothing() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Warmup(torch.optim.lr_scheduler.LambdaLR):
+        def __init__(self) -> None:
+            self.model = model  # a module has a `_version`, as a tensor
+            super().__init__(optimizer, lambda n: 1 / (n + 1))
+
+    subjects, scheduler = Subjects(), Warmup()
+    subjects.optimizer_seen(optimizer)
+    subjects.scheduler_seen(scheduler)
+    window = WindowState(subjects, say=print)
+    window.opened()
+    optimizer.step()
+    scheduler.step()
+    assert subjects.scheduled() == 1
+    window.restore()
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], scheduler.model) == (0, 0.1, model)
+    for odd in (None, float("nan"), "first"):
+        scheduler.last_epoch = odd
+        assert subjects.scheduled() == 0
+
+
 def test_a_save_in_the_middle_of_a_window_sees_its_start_and_changes_nothing() -> None:
     training = Training()
     for _ in range(6):
