@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from fleet_harness import BAD_TOKEN, Fleet, until
 
+from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.errors import UnknownJobError
 from torch_watchdog.store.past import MAX_JOBS, past_job, past_jobs
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.envelopes import OrderAnswer
 
 RECORD = {
     "schema_version": 1, "job": "job", "command": ["torchrun", "train.py"], "folder": "/home/a", "options": [], "policy": "stop",
@@ -61,9 +65,46 @@ def test_what_its_launch_said_is_there_where_its_record_is(later: Fleet) -> None
     assert "What the launch said" in page and "exit code 65" in page and "2026-01-31 00:01:00 UTC" in page
 
 
-@pytest.mark.parametrize("path", ["jobs/other", "jobs/job/incidents/9", "jobs/job/ranks/7", "api/v1/jobs/other", "jobs/job/heat"])
+LONG = "x" * 300  # no folder can be called that
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("jobs/other", "jobs/job/incidents/9", "jobs/job/ranks/7", "api/v1/jobs/other", "jobs/job/heat", "jobs/%00", "jobs/odd"),
+        *(f"jobs/{LONG}", f"api/v1/jobs/{LONG}", f"api/v1/jobs/{LONG}/events", f"jobs/job/incidents/{LONG}", f"jobs/{LONG}/ranks/0"),
+    ],
+)
 def test_what_is_not_there_is_told(later: Fleet, path: str) -> None:
+    run(later.runs, "odd", {"kind": "node.left", "attempt": "x"})
     assert later.get(path).status_code == 404
+
+
+def test_a_name_that_no_folder_can_have_is_no_jobs_over_grpc_either(later: Fleet) -> None:
+    with DaemonClient(later.socket) as client:
+        for asks in (
+            client.job,
+            client.incidents,
+            lambda name: list(client.steps(name)),
+            lambda name: client.request(name, "order.stop", by="me"),
+        ):
+            with pytest.raises(UnknownJobError):
+                asks(LONG)
+
+
+def test_an_order_for_it_is_refused_because_it_has_ended_wherever_it_is_asked(later: Fleet) -> None:
+    answer = later.http.post("api/v1/jobs/job/orders", json={"kind": "order.stop"})
+    assert (answer.status_code, answer.json()) == (409, {"accepted": False, "text": "it has ended"})
+    assert (
+        httpx.URL(later.http.post("jobs/job/orders", data={"kind": "order.stop"}).headers["location"])
+        .params["said"]
+        .endswith("it has ended")
+    )
+    with DaemonClient(later.socket) as client:
+        assert client.request("job", "order.stop", by="me") == OrderAnswer(accepted=False, text="it has ended")
+    for path in ("jobs/other/orders", f"jobs/{LONG}/orders"):
+        assert later.http.post(f"api/v1/{path}", json={"kind": "order.stop"}).status_code == 404
+        assert later.http.post(path, data={"kind": "order.stop"}).status_code == 404
 
 
 def test_a_job_that_reports_again_is_shown_live_and_once(later: Fleet) -> None:

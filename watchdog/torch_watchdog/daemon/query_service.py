@@ -19,7 +19,7 @@ from torch_watchdog.daemon.grants import OWNER
 from torch_watchdog.store.read import read_blocks
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto import codec
-from torch_watchdog_proto.envelopes import ORDER_KINDS, OrderAnswer, OrderKind
+from torch_watchdog_proto.envelopes import ORDER_KINDS, OrderKind
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
 
@@ -94,12 +94,9 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
         self.calls.check_job(context, request.job)
         if request.kind not in ORDER_KINDS:
             raise codec.MalformedMessageError(f"{request.kind[:40]!r} is no order: use one of {', '.join(ORDER_KINDS)}")
-        if not self._view.is_live(request.job):
-            await self._view.past_job(request.job)
-            return codec.plain_message(OrderAnswer(accepted=False, text="it has ended"))
         who = (self.calls.grant(context) or OWNER).name
         kind = cast("OrderKind", request.kind)
-        return codec.plain_message(self._view.request_order(request.job, kind, by=request.by, reason=request.reason, who=who))
+        return codec.plain_message(await self._view.request_order(request.job, kind, by=request.by, reason=request.reason, who=who))
 
     @checked("look")
     async def GetContract(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -97,11 +97,15 @@ class FleetView:
         """What the newest segments have of a rank: bounded, however long the run."""
         return await self.disk.read(lambda: read_newest_blocks(run_dir, rank))
 
-    def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str, who: str) -> OrderAnswer:
-        """Asks the job for a clean stop or a checkpoint. `who` is proven by a token, `by` is what the caller says."""
-        wanted = OrderRequested(kind=kind, by=told_as(who, by)[:200], reason=reason[:1000])
-        refusal = next((effect for effect in self.ingest.live(name).handle(wanted) if isinstance(effect, Refused)), None)
-        answer = OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
+    async def request_order(self, name: str, kind: OrderKind, *, by: str, reason: str, who: str) -> OrderAnswer:
+        """Asks the job for a clean stop or a checkpoint; one that ended before takes none. `who` is proven by a token, `by` is what the caller says."""
+        if self.is_live(name):
+            wanted = OrderRequested(kind=kind, by=told_as(who, by)[:200], reason=reason[:1000])
+            refusal = next((effect for effect in self.ingest.live(name).handle(wanted) if isinstance(effect, Refused)), None)
+            answer = OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
+        else:
+            await self.past_job(name)
+            answer = OrderAnswer(accepted=False, text="it has ended")
         self.note(kind, name, who=who, says=by, accepted=answer.accepted, reason=reason)
         return answer
 

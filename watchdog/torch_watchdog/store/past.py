@@ -56,7 +56,7 @@ def past_job(runs_dir: Path, name: str, *, now_s: float) -> PastJob | None:
     if "/" in name or name.startswith("."):
         return None
     root = runs_dir / name
-    job = _ended(root, now_s) if RunDirectory(root).events_file.is_file() else None
+    job = _ended_if_read(root, now_s)
     if job is None:
         return None
     ranks = _ranks(root, next(iter(job.status.nodes), ""))
@@ -87,19 +87,23 @@ def _when_changed(root: Path) -> list[tuple[float, str]]:
 
 
 def _status_if_read(root: Path, now_s: float, known: Known) -> JobStatus | None:
-    """None of what holds something else than a daemon writes: one odd folder must not take all the others off the page."""
     version = _version(root)  # before it is read: what is written meanwhile is read again
     before = known.get(root.name)
     if before is not None and before[0] == version:
         return before[1]
-    try:
-        job = _ended(root, now_s)
-    except (TypeError, ValueError, OverflowError, AttributeError):
-        return None
+    job = _ended_if_read(root, now_s)
     if job is None:
         return None
     known[root.name] = version, job.status
     return job.status
+
+
+def _ended_if_read(root: Path, now_s: float) -> PastJob | None:
+    """None of what holds something else than a daemon writes, or cannot be a folder's name: one odd folder must not take all the others off the page."""
+    try:
+        return _ended(root, now_s) if RunDirectory(root).events_file.is_file() else None
+    except (OSError, TypeError, ValueError, OverflowError, AttributeError):
+        return None
 
 
 def _version(root: Path) -> _Version:

@@ -62,7 +62,7 @@ async def _order(request: Request) -> Response:
     if wanted.get("kind") not in ORDER_KINDS:
         return _problem(400, f"`kind` must be one of {', '.join(ORDER_KINDS)}")
     by, reason = str(wanted.get("by") or "a caller of the API"), str(wanted.get("reason") or "")
-    answer = _view(request).request_order(
+    answer = await _view(request).request_order(
         request.path_params["job"], cast("OrderKind", wanted["kind"]), by=by, reason=reason, who=request.state.who
     )
     return JSONResponse(dataclasses.asdict(answer), status_code=202 if answer.accepted else 409)

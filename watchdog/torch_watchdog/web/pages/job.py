@@ -49,7 +49,7 @@ async def order(request: Request) -> Response:
     name = request.path_params["job"]
     kind = parse_qs((await request.body()).decode("utf-8", "replace")).get("kind", [""])[0]
     if kind in ORDER_KINDS:
-        answer = request.app.state.view.request_order(
+        answer = await request.app.state.view.request_order(
             name, kind, by="an operator on the page", reason="asked for on the page", who=request.state.who
         )
         said = answer.text if answer.accepted else f"not now: {answer.text}"
