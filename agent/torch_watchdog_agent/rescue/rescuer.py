@@ -21,7 +21,7 @@ from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import Words, words_of
-from torch_watchdog_agent.rescue.workers import dead_workers
+from torch_watchdog_agent.rescue.workers import TORCHS_WORD, dead_workers
 from torch_watchdog_proto.messages import Leave, Left, Order, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Failed, Free, Freed, GroupCalls, Holds, Look, Looked, Release, Rescue
 
@@ -143,7 +143,7 @@ class Rescuer:
         from torch_watchdog_agent.rescue.looking import recorded
 
         rank, words = self._rank, words or words_of(error)
-        if worker := dead_workers(error):
+        if TORCHS_WORD not in words.text and (worker := dead_workers(error)):  # what it met of that is the first of its chain
             words.text = f"{words.text}; {worker}"
         step, between = self._step_of(words.text)
         self._batches.write_bundle(step)

@@ -5,6 +5,7 @@ Owns the question and torch's own words for the answer. A worker that raises liv
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -12,17 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["dead_workers", "unheard_children"]
+__all__ = ["TORCHS_WORD", "dead_workers", "unheard_children"]
 
+TORCHS_WORD = "DataLoader worker (pid"
 WAIT_S = 1.0  # for the end of one whose connection is gone already
 POLL_S = 0.01
 _LOADER = "torch.utils.data.dataloader"
+_SAID = re.compile(rf"{re.escape(TORCHS_WORD)}.*")
 
 
 def dead_workers(error: BaseException) -> str:
-    """In torch's words; empty where none has died, or where the error says so itself. Waits a moment where it came out of a loader that has workers."""
-    out_of_a_loader = _came_out_of_a_loader(error)
-    if "DataLoader worker" in str(error) or not (out_of_a_loader or _has_lost_a_child()):
+    """In torch's words; empty where none has died. Waits a moment where the error came out of a loader that has workers."""
+    out_of_a_loader, said = _came_out_of_a_loader(error), _SAID.search(str(error))
+    if not (out_of_a_loader or said or _has_lost_a_child()):
         return ""
     from torch_watchdog_agent.checkpoint.living import instances
 
@@ -35,7 +38,7 @@ def dead_workers(error: BaseException) -> str:
     deadline = time.monotonic() + (WAIT_S if out_of_a_loader else 0.0)
     while not (dead := [worker for worker in workers if worker.exitcode is not None]) and workers and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return _words(dead[0]) if dead else ""
+    return _words(dead[0]) if dead else said[0] if said else ""
 
 
 @contextmanager

@@ -100,10 +100,13 @@ def test_a_worker_that_has_ended_is_told_whatever_the_rank_meets_of_it() -> None
         worker = loader._workers[0]  # type: ignore[attr-defined]
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert workers.dead_workers(KeyError("x")) == f"DataLoader worker (pid {worker.pid}) exited unexpectedly with exit code 3"
-    assert workers.dead_workers(RuntimeError(f"DataLoader worker (pid {worker.pid}) exited unexpectedly")) == ""
     del loader
     gc.collect()
     assert workers.dead_workers(KeyError("x")) == ""
+    assert (
+        workers.dead_workers(RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"))
+        == "DataLoader worker (pid(s) 7) exited unexpectedly"
+    )
 
 
 def test_what_a_signals_handler_raises_is_the_scripts_and_turns_no_hook_off() -> None:

@@ -97,6 +97,12 @@ def test_a_rank_that_ends_with_0_in_the_middle_of_a_step_has_skipped_no_batch() 
     assert "sys.exit()" in judge(first, Catalogue()).fix
 
 
+def test_a_connection_to_ones_own_loaders_worker_is_none_to_a_peer() -> None:
+    lost = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert blames_a_peer(lost)
+    assert not blames_a_peer(f"{lost}; DataLoader worker (pid 7) exited unexpectedly with exit code 0")
+
+
 def test_a_slow_culprit_is_waited_for_while_every_word_only_blames_a_peer() -> None:
     watch = play(["node a rank 0 step 7 raised at 10.0: RuntimeError: Connection closed by peer"])
     assert watch.verdict(now=5.0, all_ended=False) is None

@@ -70,8 +70,8 @@ class FirstFailure:
 
 
 def blames_a_peer(text: str) -> bool:
-    """Whether these are the words of a rank that only lost its connection to another."""
-    return _PEER_IS_GONE.search(text) is not None
+    """Whether these are the words of a rank that only lost its connection to another; not to a worker of its own loader."""
+    return _PEER_IS_GONE.search(text) is not None and "DataLoader worker (pid" not in text
 
 
 def gave_up(text: str) -> bool:
