@@ -68,7 +68,7 @@ bench: $(READY)
 	$(BIN)/python tests/bench/latency.py --ranks 2 --orders 20
 	$(BIN)/python tests/bench/scan.py --samples 100000
 	$(BIN)/python tests/bench/scale.py 1024 --seconds 30 --out build/bench/scale.json
-	$(BIN)/python tests/bench/soak.py --steps 100000 --rate 3000 --out build/bench/soak.json
+	$(BIN)/python tests/bench/soak.py --steps 100000 --rate 2000 --out build/bench/soak.json
 
 sim: $(READY)
 	$(BIN)/python tests/sim/driver.py 100000
