@@ -22,6 +22,7 @@ from torch_watchdog_agent.control import ControlLine
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.holds import Holds
+from torch_watchdog_agent.hooks.tracks import training_place
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Lockstep, Mismatch, violation_of
 from torch_watchdog_agent.loop import Loop
@@ -226,7 +227,7 @@ class Rank:
         if self.config.replay is not None:
             batch, checked = self._recorded(batch)
         if self.loop.handed_over(evaluation=evaluation):
-            self.window.opened(updates=self.loop.updates_applied)
+            self.window.opened(updates=self.loop.updates_applied, place=training_place(again=1))
         self.rescuer.at_hand_over(evaluation=evaluation)
         self.gate.phase = "eval" if evaluation else "train"
         stats, legal = (checked.stats, checked.legal) if checked is not None else ((), {})
@@ -380,9 +381,8 @@ class Rank:
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
         if (self.loop.fed_elsewhere or self.loop.drains) and not self.loop.trained_on:
-            self.window.opened(
-                updates=self.loop.updates_applied
-            )  # no hand-over was heard: what an older window began with must not come back
+            # No hand-over was heard: what an older window began with must not come back.
+            self.window.opened(updates=self.loop.updates_applied, place=training_place())
             if self._clearance is not None and self.loop.drains:
                 self._clearance.handed_over(number, -1)
         self.guard.step_ended()

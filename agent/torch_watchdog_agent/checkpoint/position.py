@@ -7,9 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch_watchdog_agent.checkpoint.rng import RngState
+
+
+class Place(NamedTuple):
+    """The first three words of a `LoaderPosition`: noted at the start of every window, so it costs little."""
+
+    epoch: int
+    batches: int
+    rng_at_iter: RngState | None
+
+    def with_generators(self, rng: RngState) -> LoaderPosition:
+        return LoaderPosition(epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng)
+
+
+START = Place(0, 0, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_watchdog_agent.checkpoint.buffers import Buffers
+from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_schedulers
 
@@ -37,11 +38,11 @@ class WindowState:
         self._buffers: Buffers | None = None
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
 
-    def opened(self, *, updates: int = 0) -> None:
-        """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept."""
+    def opened(self, *, updates: int = 0, place: Place = START) -> None:
+        """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window."""
         if self._subjects.generation != self._generation:
             self._follow()
-        self._kept.append(_moment(self._owners, updates=updates))
+        self._kept.append(_moment(self._owners, updates=updates, place=place))
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
 
@@ -59,6 +60,11 @@ class WindowState:
 
     def rng_at(self, windows_back: int) -> RngState:
         return self._kept[-windows_back].rng
+
+    def position_at(self, windows_back: int) -> LoaderPosition:
+        """From where the batches of that window and of those after it come again."""
+        moment = self._kept[-windows_back]
+        return moment.place.with_generators(moment.rng)
 
     def is_rewound(self, windows_back: int) -> bool:
         """Whether everything is still as `rewound` has put it: a training thread that cannot be stopped may have moved on."""
@@ -125,6 +131,7 @@ class _Moment(NamedTuple):
     kept: list[list[dict[str, Any]]]
     rng: RngState
     updates: int
+    place: Place
 
     def put_back(self) -> None:
         for living, kept in self._pairs():
@@ -141,9 +148,9 @@ class _Moment(NamedTuple):
         return [pair for living, kept in both for pair in zip(living, kept, strict=False)]  # groups may have been added since
 
 
-def _moment(owners: _Owners, *, updates: int = 0) -> _Moment:
+def _moment(owners: _Owners, *, updates: int = 0, place: Place = START) -> _Moment:
     kept = [list(map(_kept_namespace, of_one)) for of_one in owners.namespaces()]
-    return _Moment(owners, kept, RngState.capture(), updates)
+    return _Moment(owners, kept, RngState.capture(), updates, place)
 
 
 def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 
-__all__ = ["Track", "follow", "is_followed", "is_known", "track_of", "training_position"]
+__all__ = ["Track", "follow", "is_followed", "is_known", "track_of", "training_place", "training_position"]
 
 
 @dataclass(slots=True)
@@ -51,9 +51,14 @@ def is_followed(track: Track) -> bool:
     return track is _training
 
 
+def training_place(*, again: int = 0) -> Place:
+    """Where the training's loader stands, where no loader was seen: at the very start. `again`: so many of its last batches are to come again."""
+    track = _training
+    return START if track is None else Place(track.epoch, max(0, track.batches - again), track.rng_at_iter)
+
+
 def training_position() -> LoaderPosition:
-    """Where the training's loader stands, with the random state of this moment. Where no loader was seen: at the very start."""
+    """The same with the random state of this moment."""
     from torch_watchdog_agent.checkpoint.rng import RngState
 
-    track = _training or Track(epoch=0)
-    return LoaderPosition(epoch=track.epoch, batches=track.batches, rng_at_iter=track.rng_at_iter, rng=RngState.capture())
+    return training_place().with_generators(RngState.capture())

@@ -16,7 +16,6 @@ from torch_watchdog_proto.rescue_words import Rescue
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import Reader
-    from torch_watchdog_agent.checkpoint.position import LoaderPosition
     from torch_watchdog_agent.rank import Rank
 
 __all__ = ["save", "seal", "unsaved"]
@@ -30,6 +29,7 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
     from torch_watchdog_agent.checkpoint.errors import in_words
     from torch_watchdog_agent.checkpoint.part import Alone
     from torch_watchdog_agent.checkpoint.save import discard
+    from torch_watchdog_agent.hooks.tracks import training_position
 
     if (sealed := _sealed(rank, order.generation, Path(order.path))) is not None:
         return _saved(rank, order, updates, finite=True, format=sealed["format"])
@@ -38,13 +38,15 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
             return unsaved(rank, order, updates, "what its step began with is not on hand")
         if windows_back and (why := rank.window.why_no_buffers(updates)):
             return unsaved(rank, order, updates, why)
-        rng = rank.window.rng_at(windows_back) if windows_back else None
+        position, rng = (
+            (rank.window.position_at(windows_back), rank.window.rng_at(windows_back)) if windows_back else (training_position(), None)
+        )
         if windows_back and read is not None:
             read = rank.window.with_kept_buffers(read)  # the device goes on changing those that the models have
         with rank.window.rewound(windows_back, buffers=read is None) if windows_back else nullcontext():
             saved = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
-                position=_position(rank, windows_back), say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,
+                position=position, say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,
                 part=part, alone=Alone(steps=rank.loop.steps_ended(windows_back), begun=windows_back),
             )  # fmt: skip
             if windows_back and not rank.window.is_rewound(windows_back):
@@ -86,14 +88,6 @@ def _sealed(rank: Rank, generation: int, path: Path) -> Mapping[str, Any] | None
         return None
     ours = {"kind": "rescue", "generation": generation, "session": rank.config.session, "attempt": rank.identity.attempt}
     return facts if ours.items() <= facts.items() else None
-
-
-def _position(rank: Rank, windows_back: int) -> LoaderPosition:
-    """The batches of steps that were not applied come again."""
-    from torch_watchdog_agent.hooks.tracks import training_position
-
-    position = training_position()
-    return replace(position, batches=max(0, position.batches - windows_back * rank.loop.trained_on))
 
 
 def unsaved(rank: Rank, order: Rescue, updates: int, why: str) -> Saved:
