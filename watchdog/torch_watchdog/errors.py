@@ -25,6 +25,7 @@ __all__ = [
     "OrderRefusedError",
     "OutputError",
     "RunDirectoryError",
+    "SlowReaderError",
     "StoreError",
     "TooManyJobsError",
     "UnknownJobError",
@@ -222,6 +223,14 @@ class DiskAwayError(WatchdogError):
         waited = f"has not answered within {waited_s:g} s" if waited_s else "does not answer, and many wait for it already"
         super().__init__(f"{folder}: it {waited}. Is its disk there? What reports now is not held up by it: ask again later")
         self.folder, self.waited_s = folder, waited_s
+
+
+class SlowReaderError(WatchdogError):
+    """A caller that asks for much and reads none of it."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"the answer was given up: nothing of it was read for {waited_s:g} s. Ask again, for fewer steps")
+        self.waited_s = waited_s
 
 
 class MissingExtraError(WatchdogError):

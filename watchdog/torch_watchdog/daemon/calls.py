@@ -6,6 +6,7 @@ Owns tokens to grants to statuses. A refusal is counted by what was wrong, and s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -22,6 +23,7 @@ from torch_watchdog.errors import (
     JobForbiddenError,
     JobNameTakenError,
     JobWaitsForStoreError,
+    SlowReaderError,
     TooManyJobsError,
     UnknownJobError,
     VersionSkewError,
@@ -42,6 +44,7 @@ _STATUS = {
     JobElsewhereError: grpc.StatusCode.ABORTED,  # these: the node asks again
     JobWaitsForStoreError: grpc.StatusCode.ABORTED,
     TooManyJobsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    SlowReaderError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _NOT_TOLD = frozenset({"UnknownJobError", "JobElsewhereError", "TooManyJobsError"})  # ordinary answers
 
@@ -113,14 +116,20 @@ def checked(power: Power) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]],
                 return await calls.run(method(self, request, context))
             except codec.MalformedMessageError as error:
                 calls.refused("malformed", context, str(error))
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:500])
+                await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error)[:500])
             except WatchdogError as error:
                 calls.refused(type(error).__name__, context, str(error))
-                await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error)[:1000])
+                await _abort(context, _STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error)[:1000])
 
         return call
 
     return decorate
+
+
+async def _abort(context: Any, status: grpc.StatusCode, text: str) -> None:
+    """A caller that reads nothing is told when it reads on; one that has gone meanwhile is no error of ours."""
+    with contextlib.suppress(grpc.aio.InternalError):
+        await context.abort(status, text)
 
 
 async def _check_power(calls: Calls, context: Any, power: Power) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ import grpc
 
 from torch_watchdog.daemon.calls import Calls, checked
 from torch_watchdog.daemon.grants import OWNER
+from torch_watchdog.errors import SlowReaderError
 from torch_watchdog.store.read import read_blocks
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto import codec
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["QueryService"]
 
 _BLOCKS_AT_ONCE = 64
+_PATIENCE_S = 30.0  # a caller may let one block of an answer wait so long
 _MAX_CONTRACT_BYTES = 4 << 20
 
 
@@ -68,16 +70,23 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
         self.calls.check_job(context, request.job)
         run_dir = await self._view.any_run_dir(request.job)
         wanted = {name: getattr(request, name) for name in ("rank", "first_step", "last_step") if request.HasField(name)}
-        async with self._reading:
-            async for block in self._blocks(run_dir, wanted):
-                await context.write(codec.plain_message(block))
+        async for block in self._blocks(run_dir, wanted):
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await context.write(codec.plain_message(block))
+            except TimeoutError as error:
+                raise SlowReaderError(_PATIENCE_S) from error
 
     async def _blocks(self, run_dir: Path, wanted: dict[str, int]) -> AsyncIterator[StepBlock]:
         """A few at a time, in another thread: the loop has orders to send meanwhile."""
         blocks = self._found(run_dir, wanted)
-        while some := await self._view.disk.read(lambda: list(itertools.islice(blocks, _BLOCKS_AT_ONCE))):
+        while some := await self._read(lambda: list(itertools.islice(blocks, _BLOCKS_AT_ONCE))):
             for block in some:
                 yield block
+
+    async def _read(self, work: Callable[[], list[StepBlock]]) -> list[StepBlock]:
+        async with self._reading:  # the index is for one reader at a time; nobody's connection is waited for in here
+            return await self._view.disk.read(work)
 
     def _found(self, run_dir: Path, wanted: dict[str, int]) -> Iterator[StepBlock]:
         if self._index is not None:
