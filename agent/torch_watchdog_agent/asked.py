@@ -21,6 +21,11 @@ class AskedResume:
         self._path, self._run_dir, self._attempt, self._say = path, run_dir, attempt, say
         self._is_open = speaks and (path is not None or attempt > 0)
 
+    def holding(self, name: str) -> Path | None:
+        """The checkpoint of --resume, where it is of a framework that keeps a file of that name in it."""
+        path = None if self._path is None else Path(self._path)
+        return path if path is not None and (path / name).is_file() else None
+
     def taken(self) -> None:
         """The script asks for it, or its framework does."""
         self._is_open = False

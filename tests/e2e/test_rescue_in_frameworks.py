@@ -70,6 +70,18 @@ def test_an_unchanged_trainer_goes_on_from_what_one_rank_saved(dies: int, more: 
     assert digests(tmp_path / "digests") == digests(tmp_path / "plain" / "digests")
 
 
+def test_the_line_that_is_printed_resumes_a_trainer_whose_script_names_no_checkpoint(tmp_path: Path) -> None:
+    run = killed(tmp_path, "train_trainer.py", "--out", "digests", dies=1)
+    words = shlex.split(printed(run, "resume"))
+    words = words[: words.index("--dies")] + words[words.index("--dies") + 3 :]  # the fault is mended
+    resumed = launch(run.folder, [*watchdog(), *words[1:]])
+    assert resumed.code == 0, resumed.err
+    (tmp_path / "plain").mkdir()
+    reference = launch(tmp_path / "plain", torchrun(*script("train_trainer.py", "--dropout", 0, "--out", "digests")))
+    assert losses(resumed) == losses(reference)
+    assert digests(tmp_path / "digests") == digests(tmp_path / "plain" / "digests")
+
+
 @pytest.fixture(scope="module")
 def killed_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return killed(tmp_path_factory.mktemp("killed"), "train_accelerate.py", "--restore", "", "--out", "digests", dies=0)
@@ -96,12 +108,14 @@ def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(
     assert digests(killed_accelerate.folder / "digests") == digests(whole_accelerate.folder / "digests")
 
 
-def test_lightning_goes_on_by_ckpt_path_from_what_one_rank_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_the_script", [True, False], ids=["by ckpt_path", "by --resume"])
+def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_script: bool) -> None:
     run = killed(tmp_path, "train_lightning.py")
     path = saved_by(run, form="lightning")
-    (ckpt,) = re.findall(r'ckpt_path="([^"]+)"', printed(run, "call"))
-    assert tmp_path / ckpt == path / "lightning.ckpt"
-    resumed = launch(tmp_path, [*watchdog("--job", "again"), *torchrun(*script("train_lightning.py", "--dropout", 0, "--ckpt", ckpt))])
+    assert f"--resume {path.relative_to(tmp_path)} " in printed(run, "resume")
+    given = ("--ckpt", path / "lightning.ckpt") if by_the_script else ()
+    ours = ("--job", "again", *(() if by_the_script else ("--resume", str(path))))
+    resumed = launch(tmp_path, [*watchdog(*ours), *torchrun(*script("train_lightning.py", "--dropout", 0, *given))])
     assert resumed.code == 0, resumed.err
     reference = launch(tmp_path, torchrun(*script("train_lightning.py", "--dropout", 0)))
     steps = {line for line in reference.lines(r"after step") if int(line.split()[4]) >= DIES_AT}

@@ -57,4 +57,6 @@ HOOKS = {
     "pytorch_lightning.loops.fetchers": "lightning",
     "lightning.pytorch.loops.fit_loop": "lightning_resume",
     "pytorch_lightning.loops.fit_loop": "lightning_resume",
+    "lightning.pytorch.trainer.trainer": "lightning_trainer",
+    "pytorch_lightning.trainer.trainer": "lightning_trainer",
 }

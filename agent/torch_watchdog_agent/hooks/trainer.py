@@ -1,4 +1,7 @@
-"""transformers' Trainer: where it goes on from a checkpoint. Trainer takes the vetoed batch again; the samples that were left out stay out of it."""
+"""transformers' Trainer: where it goes on from a checkpoint. Trainer takes the vetoed batch again; the samples that were left out stay out of it.
+
+A script that names no checkpoint goes on from that of --resume, where it is a Trainer's.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,20 @@ def patch(module: ModuleType) -> None:
         return result
 
     module.Trainer._load_optimizer_and_scheduler = load
+    their_train = module.Trainer.train
+
+    @functools.wraps(their_train)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return their_train(self, resume_from_checkpoint or _asked() or resume_from_checkpoint, *args, **kwargs)
+
+    module.Trainer.train = train
+
+
+@guarded("trainer")
+def _asked() -> str | None:
+    here = rank()
+    path = None if here is None else here.resume.holding(STATE_FILE)
+    return None if path is None else str(path)
 
 
 @guarded("trainer")

@@ -80,20 +80,24 @@ def test_a_stop_names_who_what_where_why_and_what_to_type_next() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        ("transformers", "trainer.train(resume_from_checkpoint=True), in the script"),
-        ("lightning", 'trainer.fit(..., ckpt_path="watchdog_runs/train-1/checkpoints/step-5/lightning.ckpt"), in the script'),
-        ("callback", 'then restore(model=None, loader=..., path="watchdog_runs/train-1/checkpoints/step-5"), in the script'),
-    ],
-)
-def test_what_the_script_must_call_to_resume_stands_beside_what_is_typed(form: str, words: str) -> None:
+def in_form(form: str) -> list[str]:
     checkpoint = {**INCIDENT["action"]["checkpoint"], "format": form}
-    lines = summarise([{**INCIDENT, "action": {**INCIDENT["action"], "checkpoint": checkpoint}}], END)
+    return summarise([{**INCIDENT, "action": {**INCIDENT["action"], "checkpoint": checkpoint}}], END)
+
+
+@pytest.mark.parametrize("form", ["dcp", "accelerate", "deepspeed", "transformers", "lightning"])
+def test_the_line_to_type_is_enough_where_the_framework_is_told_by_it(form: str) -> None:
+    lines = in_form(form)
+    resume = "watchdog --policy stop --resume watchdog_runs/train-1/checkpoints/step-5 torchrun --nproc-per-node 2 'my train.py'"
+    assert f"  resume {resume}" in lines
+    assert not [line for line in lines if line.startswith("  call ")]
+
+
+def test_what_the_script_must_call_to_load_its_own_form_stands_beside_what_is_typed() -> None:
+    lines = in_form("callback")
     assert "  resume watchdog --policy stop torchrun --nproc-per-node 2 'my train.py'" in lines
     (line,) = [line for line in lines if line.startswith("  call ")]
-    assert words in line
+    assert 'then restore(model=None, loader=..., path="watchdog_runs/train-1/checkpoints/step-5"), in the script' in line
     assert len(lines) <= 10
 
 

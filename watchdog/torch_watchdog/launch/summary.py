@@ -277,18 +277,13 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
 
 
 def _resume_lines(form: str, path: str, end: JobEnd) -> list[str]:
-    """What to type, and what the script must call for it, by the form that the checkpoint was written in."""
+    """What to type, and where that is not enough what the script must call for it, by the form that the checkpoint was written in."""
     options = _options(end)
-    calls = {
-        "transformers": "trainer.train(resume_from_checkpoint=True)",
-        "lightning": f'trainer.fit(..., ckpt_path="{path}/lightning.ckpt")',
-        "callback": f'your own loading of {path}, then restore(model=None, loader=..., path="{path}")',
-    }
-    if form not in calls:
+    if form != "callback":
         return ["  resume " + _to_type(resume_command(options, end.command, path), end)]
     return [
         "  resume " + _to_type(("watchdog", *options, *end.command), end),
-        f"  call   {calls[form]}, in the script: nothing else resumes it",
+        f'  call   your own loading of {path}, then restore(model=None, loader=..., path="{path}"), in the script: nothing else resumes it',
     ]
 
 
