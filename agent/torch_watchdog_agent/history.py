@@ -77,7 +77,8 @@ class History:
         write, key_id = self._recorder.write, self._recorder.key_id
         for key, dtype, shape, low, high, negatives, ignored, finite in stats:
             number = key_id(key, legal.get(key, UNKNOWN))
-            write(_new(TensorSeen, (number, dtype, step, micro_step, low, high, negatives, ignored, finite, shape)))
+            if number is not None:
+                write(_new(TensorSeen, (number, dtype, step, micro_step, low, high, negatives, ignored, finite, shape)))
         if len(self._pending) == _MAX_PENDING_LOSSES:
             oldest = self._pending.popleft()
             oldest.loss = None  # nobody will wait for it

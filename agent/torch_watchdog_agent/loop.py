@@ -13,6 +13,7 @@ __all__ = ["Loop"]
 class Loop:
     """`step` is the open window, or the next one where none is open; `updates_applied` counts the windows that were applied.
 
+    `is_new_at_gate`: the window has just begun at its gate, because its batch was handed over before, or the loop has gone on without its loader.
     `micro_step` numbers the batches of the window, evaluation before it included; `trained_on` counts those that are trained on.
     """
 
@@ -27,7 +28,9 @@ class Loop:
         self._open = False
         self._closed_once = False
         self._counted = False  # the window's update
-        self._stepped: set[int] = set()  # optimizers that stepped in this window
+        self._stepped: dict[int, int] = {}  # how often each optimizer stepped in this window
+        self._usual_steps: dict[int, int] = {}  # and in the last window of a batch in which it did
+        self._vetoed = self._is_batchless = self.is_new_at_gate = False  # this window
         self._first: int | None = None  # batches of the first window
         self._usual: int | None = None  # the fewest batches of a later window
         self._drained: int | None = None  # windows since the loader ended, in which a loop uses what it has fetched ahead
@@ -59,7 +62,7 @@ class Loop:
     @property
     def drains(self) -> bool:
         """Whether the window at hand began at its gate, because its batch was fetched ahead of the loader's end."""
-        return bool(self._drained)
+        return bool(self._drained) and not self._is_batchless
 
     def is_open(self, step: int) -> bool:
         """Whether more may happen in this window."""
@@ -80,9 +83,12 @@ class Loop:
         """A loader has no more batches. A loop that prefetches has some in hand still."""
         self._drained = self._drained or 0
 
-    def _begin(self) -> None:
+    def _begin(self, *, batchless: bool = False) -> None:
         if self._closed_once:
             self.step += 1
+        if not self._is_batchless:
+            self._usual_steps.update(self._stepped)
+        self._is_batchless, self._vetoed = batchless, False
         self._open, self._closed_once = True, False
         self.micro_step, self.trained_on = -1, 0
         self._counted = False
@@ -91,19 +97,32 @@ class Loop:
     def at_gate(self, optimizer: int) -> int:
         """An optimizer is about to step; returns the window that this belongs to.
 
-        A second optimizer of the same window shares its gate. Where no loader is seen, the same optimizer again means a new window.
+        A second optimizer of the same window shares its gate, and so does one that steps as often as it usually does for one batch. Where no loader is seen,
+        the same optimizer again means a new window; one that steps more often than usual does where the loader has ended, and where the window was vetoed:
+        what follows has nothing of its batch.
         """
-        again = optimizer in self._stepped
-        if not self._open and (again or not self._closed_once) and (self.fed_elsewhere or not self.batches_seen):
-            self._begin()
-        elif not self._open and again and self._drained is not None and self._drained < self.windows_ahead(None):
-            self._drained += 1
-            self._begin()
-        self._stepped.add(optimizer)
+        steps = self._stepped.get(optimizer, 0)
+        if not self._open:
+            self._begin_at_gate(steps, is_spent=steps >= (1 if self._is_batchless else self._usual_steps.get(optimizer, 1)))
+        self._stepped[optimizer] = self._stepped.get(optimizer, 0) + 1
         return self.step
 
-    def gate_done(self, *, applied: bool) -> bool:
+    def _begin_at_gate(self, steps: int, *, is_spent: bool) -> None:
+        if self.fed_elsewhere or not self.batches_seen:
+            if steps or not self._closed_once:
+                self._begin()
+        elif is_spent and self._drained is not None and self._drained < self.windows_ahead(None):
+            self._drained += 1
+            self._begin()
+            self.is_new_at_gate = True
+        elif is_spent and (self._drained is not None or self._vetoed or self._is_batchless):
+            self._begin(batchless=True)
+            self.is_new_at_gate = True
+
+    def gate_done(self, *, applied: bool, vetoed: bool = False) -> bool:
         """The gate has been passed (or vetoed). True the first time in this window."""
+        self._vetoed |= vetoed
+        self.is_new_at_gate = False
         first = not self._closed_once
         if first:
             self._count_batches()

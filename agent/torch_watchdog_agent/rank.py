@@ -380,11 +380,10 @@ class Rank:
             self._look_inside(self.history.newest_loss())
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(id(optimizer))
-        if (self.loop.fed_elsewhere or self.loop.drains) and not self.loop.trained_on:
-            # No hand-over was heard: what an older window began with must not come back.
-            self.window.opened(updates=self.loop.updates_applied, place=training_place())
-            if self._clearance is not None and self.loop.drains:
-                self._clearance.handed_over(number, -1)
+        if self.loop.is_new_at_gate or (self.loop.fed_elsewhere and not self.loop.trained_on):
+            self._opened_at_gate()
+        if self._clearance is not None and self.loop.drains and not self.loop.trained_on:
+            self._clearance.handed_over(number, -1)
         self.guard.step_ended()
         if self._clearance is not None and self.guarding and (self.loop.micro_step >= 0 or self.loop.drains):
             from torch_watchdog_agent.hooks.device import backward_finished
@@ -401,6 +400,13 @@ class Rank:
             self._go_on(number, applied=False, vetoed=True)
             return VETOED
         return number
+
+    def _opened_at_gate(self) -> None:
+        """No hand-over was heard: what an older window began with must not come back."""
+        self._undo = False
+        self.window.opened(updates=self.loop.updates_applied, place=training_place())
+        if self.loop.is_new_at_gate:
+            self.rescuer.at_hand_over(evaluation=False)
 
     def _put_back(self) -> None:
         """What a vetoed window has changed. Whatever is in the way of that must not let its update through, and what is saved then is not called good."""
@@ -436,7 +442,7 @@ class Rank:
 
     def _close_window(self, number: int, *, applied: bool, vetoed: bool) -> bool:
         """True the first time in this window."""
-        first = self.loop.gate_done(applied=applied)
+        first = self.loop.gate_done(applied=applied, vetoed=vetoed)
         if first:
             self.history.step_done(number, vetoed=vetoed)
             self.resume.missed()

@@ -21,6 +21,7 @@ __all__ = ["UNKNOWN", "Recorder", "opened", "ring_capacity"]
 
 RING_BYTES_PER_NODE = 16 << 20
 UNKNOWN = (math.nan, math.nan)  # the range of a tensor of which none is known
+_MAX_KEYS = 1 << 16  # a record has two bytes for a key's number
 _NAME_AGAIN_EVERY = 512  # records of one key: a ring forgets, so a key's name is written again now and then
 
 
@@ -42,7 +43,17 @@ class _Named:
 class Recorder:
     """One rank's ring. Raises OSError where it cannot be made."""
 
-    def __init__(self, directory: Path, *, rank: int, attempt: int, world_size: int, local_world_size: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        rank: int,
+        attempt: int,
+        world_size: int,
+        local_world_size: int,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._say = say
         self.path = directory / f"{attempt}-{rank}-{os.getpid()}.ring"
         self.path.unlink(
             missing_ok=True
@@ -55,16 +66,28 @@ class Recorder:
         self.write: Callable[[Record], None] = self._ring.write
         self._keys: dict[str, _Named] = {}
 
-    def key_id(self, name: str, legal: tuple[float, float] = UNKNOWN) -> int:
-        """The number of a tensor's path, written into the ring with its legal range when new, long not named, or when the range is another."""
+    def key_id(self, name: str, legal: tuple[float, float] = UNKNOWN) -> int | None:
+        """The number of a tensor's path, written into the ring with its legal range when new, long not named, or when the range is another.
+
+        None where there are too many for a number: batches whose keys are ids.
+        """
         named = self._keys.get(name)
         if named is None:
-            named = self._keys[name] = _Named(len(self._keys))
+            number = len(self._keys)
+            if number == _MAX_KEYS:
+                self._no_number(name)
+                return None
+            named = self._keys[name] = _Named(number)
         if not named.left or (named.legal is not legal and named.legal != legal):
             named.left, named.legal = _NAME_AGAIN_EVERY, legal
             self.write(KeyNamed(named.number, name, *legal))
         named.left -= 1
         return named.number
+
+    def _no_number(self, name: str) -> None:
+        """Said once."""
+        say, self._say = self._say, lambda _: None
+        say(f"the batches have had {_MAX_KEYS} tensors of different names: more are not recorded (the first of them: {name[:80]!r})")
 
     def note(self, text: str, *, level: int = 0) -> None:
         self.write(Note(level=level, time_ns=time.time_ns(), text=text))
@@ -74,7 +97,7 @@ def opened(directory: Path, who: Identity, *, say: Callable[[str], None]) -> Rec
     """The rank's ring, or None where there is no room for it."""
     try:
         return Recorder(
-            directory, rank=who.rank, attempt=who.attempt, world_size=who.world_size, local_world_size=who.local_world_size
+            directory, rank=who.rank, attempt=who.attempt, world_size=who.world_size, local_world_size=who.local_world_size, say=say
         )  # fmt: skip
     except OSError as error:
         say(f"no shared memory for the step records ({error}); training goes on, its timeline is lost")

@@ -12,7 +12,7 @@ from torch_watchdog_agent.contract.check import TensorStat
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.recorder import Recorder
-from torch_watchdog_proto.record import KeyNamed, MicroStep, Record, RingReader, StepDone
+from torch_watchdog_proto.record import KeyNamed, MicroStep, Record, RingReader, StepDone, TensorSeen
 
 
 class Recorded:
@@ -102,3 +102,16 @@ def test_what_a_forward_waits_for_other_ranks_is_not_its_own_time(recorded: Reco
     (micro,), (step,) = recorded.read(MicroStep), recorded.read(StepDone)
     assert step.backward_ns >= 5_000_000_000
     assert micro.forward_ns < 5_000_000_000
+
+
+def test_more_names_than_a_record_has_numbers_for_are_told_once_and_the_loop_goes_on(tmp_path: Path) -> None:
+    """Batches whose keys are the samples' ids."""
+    said: list[str] = []
+    recorder = Recorder(tmp_path, rank=0, attempt=0, world_size=1, local_world_size=1, say=said.append)
+    history = History(recorder, loop := Loop())
+    loop.handed_over()
+    stat = TensorStat(key="", dtype="int64", low=0, high=9, negatives=0, ignored=0, finite=True, shape=(2, 3))
+    history.batch([stat._replace(key=f"sample-{number}") for number in range(65_538)], loader_ns=5, evaluation=False)
+    assert len(said) == 1 and "'sample-65536'" in said[0]
+    records, _ = RingReader(memoryview(recorder.path.read_bytes())).read(limit=1 << 20)
+    assert max(record.key_id for record in records if isinstance(record, TensorSeen)) == 65_535

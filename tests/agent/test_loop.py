@@ -85,15 +85,76 @@ def test_a_loader_that_is_several_batches_ahead_drains_as_many_windows() -> None
     assert run_ahead(Loop(), 7, ahead=3) == list(range(7))
 
 
-def test_a_loop_that_steps_again_for_the_same_batch_after_the_last_one_stays_in_its_window() -> None:
+def step(loop: Loop, optimizer: int = ADAM, *, vetoed: bool = False) -> int:
+    number = loop.at_gate(optimizer)
+    loop.gate_done(applied=not vetoed, vetoed=vetoed)
+    return number
+
+
+def test_several_steps_for_one_batch_stay_in_its_window_to_the_last() -> None:
     loop = Loop()
-    for _ in range(3):
+    for _ in range(2):
         loop.handed_over()
-        for _ in range(2):
-            number = loop.at_gate(ADAM)
-            loop.gate_done(applied=True)
+        assert step(loop) == step(loop)
+    loop.handed_over()
+    assert step(loop) == 2
     loop.pass_ended()
-    assert (number, loop.at_gate(ADAM)) == (2, 2)
+    assert step(loop) == 2
+    assert loop.updates_applied == 3
+
+
+def test_a_loop_that_fetches_ahead_and_steps_several_times_for_a_batch_drains_windows_of_as_many() -> None:
+    loop = Loop()
+    numbers = []
+    for fetched in range(6):
+        if fetched < 5:
+            loop.handed_over()
+        else:
+            loop.pass_ended()
+        if fetched:
+            numbers += [step(loop), step(loop)]
+    assert numbers == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_each_update_after_the_loader_has_ended_is_counted() -> None:
+    """Phase 1 from a DataLoader, phase 2 on tensors in memory, with two optimizers; and again."""
+    loop = Loop()
+    numbers = []
+    for _ in range(2):
+        for _ in range(3):
+            loop.handed_over()
+            numbers += [step(loop), step(loop), step(loop, SGD)]
+        loop.pass_ended()
+        for _ in range(2):
+            numbers.append(loop.at_gate(ADAM))
+            assert loop.is_new_at_gate and not loop.drains
+            loop.gate_done(applied=True)
+            numbers.append(loop.at_gate(SGD))
+            assert not loop.is_new_at_gate
+            loop.gate_done(applied=True)
+    assert numbers == [*[0] * 3, *[1] * 3, *[2] * 3, 3, 3, 4, 4, *[5] * 3, *[6] * 3, *[7] * 3, 8, 8, 9, 9]
+    assert loop.updates_applied == 10
+
+
+def test_a_vetoed_window_leaves_out_what_its_batch_usually_gives_rise_to_and_no_more() -> None:
+    """The loop has left its loader before the end (`break`), with the last batch vetoed."""
+    loop = Loop()
+    for _ in range(2):
+        loop.handed_over()
+        step(loop), step(loop), step(loop, SGD)
+    loop.handed_over()
+    vetoed = [step(loop, vetoed=True), step(loop, vetoed=True), step(loop, SGD, vetoed=True)]
+    assert vetoed + [step(loop), step(loop, SGD), step(loop)] == [2, 2, 2, 3, 3, 4]
+    assert loop.updates_applied == 4
+
+
+def test_more_steps_than_usual_for_a_batch_that_is_not_vetoed_stay_in_its_window() -> None:
+    loop = Loop()
+    numbers = []
+    for steps in (1, 2, 5):
+        loop.handed_over()
+        numbers += [step(loop) for _ in range(steps)]
+    assert numbers == [0, 1, 1, 2, 2, 2, 2, 2]
 
 
 def test_a_batch_is_used_in_the_window_of_its_hand_over_unless_the_loop_is_ahead() -> None:
