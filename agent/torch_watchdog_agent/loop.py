@@ -22,7 +22,7 @@ class Loop:
         self.micro_step = -1
         self.trained_on = 0
         self.updates_applied = 0
-        self._steps_before = 0  # this launch
+        self._steps_before = 0  # this launch; less those of it that a framework's training has not done
         self.batches_seen = 0
         self.fed_elsewhere = False  # batches come through another thread: gates number the windows
         self._open = False
@@ -37,7 +37,12 @@ class Loop:
 
     def resumed(self, updates_applied: int) -> None:
         """The training goes on from a checkpoint that holds so many updates; steps are this launch's own, and count from 0."""
-        self.updates_applied = self._steps_before = updates_applied
+        self.updates_applied = updates_applied
+        self.steps_begin_at(updates_applied)
+
+    def steps_begin_at(self, count: int) -> None:
+        """A framework that counts its steps begins, at `count`: what the script has done by itself before is none of them."""
+        self._steps_before += count - self.steps_ended(0)
 
     def steps_ended(self, windows_back: int) -> int:
         """How many, those before this launch and those that were left out included, when the oldest of so many windows that were begun last was not yet."""

@@ -171,6 +171,20 @@ def test_a_batch_is_used_in_the_window_of_its_hand_over_unless_the_loop_is_ahead
     assert ahead.windows_ahead(None) == 0
 
 
+def test_a_frameworks_steps_are_counted_from_its_beginning_whatever_the_script_did_before() -> None:
+    loop = Loop()
+    ended = []
+    for begins_at in (0, 0, 100):
+        run_ahead(loop, 3, ahead=0)
+        loop.steps_begin_at(begins_at)
+        run_ahead(loop, 2, ahead=0)
+        loop.handed_over()
+        ended.append((loop.steps_ended(0), loop.steps_ended(1), loop.steps_ended(2)))
+        loop.gate_done(applied=True)
+    assert ended == [(2, 2, 1), (2, 2, 1), (102, 102, 101)]
+    assert loop.step == 17
+
+
 def test_a_window_in_which_only_the_second_optimizer_applies_its_update_counts_as_one() -> None:
     """A GradScaler leaves out the step of the first."""
     loop = Loop()

@@ -59,11 +59,14 @@ def _into(trainer: Any, folder: Path, **more: Any) -> Any:
 
 
 def _can_be_alone(trainer: Any, alone: Alone) -> bool:
-    """Where every rank holds everything, and the Trainer's count of its steps is one that we can tell it from: one of those that it may be in by now."""
+    """Where every rank holds everything, and the Trainer's count of its steps is one that we can tell it from: one of those that it may be in by now.
+
+    It counts a step a moment after its update, and before it fetches the next batch.
+    """
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         return False
     counted: int = trainer.state.global_step
-    return counted > 0 and -1 <= counted - alone.steps <= alone.begun
+    return counted > 0 and (0 if alone.begun else -1) <= counted - alone.steps <= alone.begun
 
 
 def _save_alone(trainer: Any, folder: Path, moment: Moment, alone: Alone, *, rank: int) -> None:

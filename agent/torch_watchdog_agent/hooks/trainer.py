@@ -1,6 +1,7 @@
-"""transformers' Trainer: where it goes on from a checkpoint. Trainer takes the vetoed batch again; the samples that were left out stay out of it.
+"""transformers' Trainer: from where it counts its steps, and where it goes on from a checkpoint.
 
-A script that names no checkpoint goes on from that of --resume, where it is a Trainer's.
+Trainer takes the vetoed batch again; the samples that were left out stay out of it. A script that names no checkpoint goes on from that of --resume, where it
+is a Trainer's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def patch(module: ModuleType) -> None:
         return their_train(self, resume_from_checkpoint or _asked() or resume_from_checkpoint, *args, **kwargs)
 
     module.Trainer.train = train
+    _tell_of_begin(module.CallbackHandler)
 
 
 @guarded("trainer")
@@ -43,6 +45,25 @@ def _asked() -> str | None:
     here = rank()
     path = None if here is None else here.resume.holding(STATE_FILE)
     return None if path is None else str(path)
+
+
+def _tell_of_begin(handler: Any) -> None:
+    """Where it begins anew with smaller batches, too."""
+    theirs = handler.on_train_begin
+
+    @functools.wraps(theirs)
+    def on_train_begin(self: Any, args: Any, state: Any, *more: Any, **named: Any) -> Any:
+        _begins(state)
+        return theirs(self, args, state, *more, **named)
+
+    handler.on_train_begin = on_train_begin
+
+
+@guarded("trainer")
+def _begins(state: Any) -> None:
+    here = rank()
+    if here is not None:
+        here.loop.steps_begin_at(state.global_step)
 
 
 @guarded("trainer")

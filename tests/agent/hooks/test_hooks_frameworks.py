@@ -81,3 +81,9 @@ def test_lightnings_loss_is_what_backward_starts_from(folder: Path) -> None:
     heard = listen_to(folder, "frameworks.py", "lightning_accumulates")
     assert losses_of(heard) == pytest.approx([loss / 4 for loss in heard.printed])
     assert heard.steps == [4] * (BATCHES // 4)
+
+
+def test_our_count_of_a_trainers_steps_is_its_own_whatever_the_script_did_before(tmp_path: Path) -> None:
+    heard = listen_to(tmp_path, "trainer_counts.py", tmp_path / "out")
+    assert [counted for counted, _ in heard.printed] == [1, 2, 3, 4, 5]
+    assert all(counted == ours for counted, ours in heard.printed), heard.printed
