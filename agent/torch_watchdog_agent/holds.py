@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Hold, Violation
 from torch_watchdog_proto.stop.participant import GivenUp
 
@@ -103,15 +104,13 @@ class Holds:
             raise _unanswered(violation, decision.reason)
 
     def _is_gated(self) -> bool:
-        """Whether a veto would be heeded: not in the first window, nor in a loop that updates by hand, nor where the hook has turned itself off."""
-        from torch_watchdog_agent.hooks.active import is_off
-
-        return self._rank.gate.passed >= 0 and not is_off("optimizer")
+        """Whether a veto would be heeded: not in the first window, nor in a loop that updates by hand, nor where a hook that counts has turned itself off."""
+        return self._rank.gate.passed >= 0 and not why_unknown()
 
     def _why_not(self) -> str:
         if self._is_gated():
             return "no legal value can stand in for it"
-        return "no update of this loop has come to a gate yet that could leave it out"
+        return why_unknown() or "no update of this loop has come to a gate yet that could leave it out"
 
     def leave_out_what_is_in_flight(self) -> None:
         """The job stops with bad batches on their way from a prefetching thread: nobody will meet them here, and the next run is not to stop for them."""

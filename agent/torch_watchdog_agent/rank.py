@@ -33,8 +33,21 @@ from torch_watchdog_agent.register import DecisionRegister
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
+from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_agent.unread import Unread
-from torch_watchdog_proto.messages import Commit, Finished, Noticed, Order, RankHello, RankMessage, Refused, Signalled, Vetoed, Violation
+from torch_watchdog_proto.messages import (
+    Commit,
+    Finished,
+    Noticed,
+    Order,
+    Prepare,
+    RankHello,
+    RankMessage,
+    Refused,
+    Signalled,
+    Vetoed,
+    Violation,
+)
 from torch_watchdog_proto.rescue_words import Look
 from torch_watchdog_proto.stop.participant import Act, Skip
 
@@ -65,6 +78,7 @@ class Rank:
         self.gate = Gate(identity.rank, register.decide)
         self.subjects = Subjects()
         self.window = WindowState(self.subjects, say=self.say)
+        self._has_told_why = False
         self._leaving = False  # by an order of ours
 
         def announce_leave() -> None:
@@ -146,7 +160,18 @@ class Rank:
     def _ordered(self, order: Order) -> tuple[RankMessage, ...]:
         if isinstance(order, Look):
             return (self.rescuer.looked(order),)
-        return () if self.rescuer.takes(order) else self.gate.on_order(order)
+        if self.rescuer.takes(order):
+            return ()
+        if isinstance(order, Prepare) and (why := why_unknown()):
+            self._cannot_promise(why)
+            return ()
+        return self.gate.on_order(order)
+
+    def _cannot_promise(self, why: str) -> None:
+        """No rank acts on an order that one has not promised for: the job goes on as it is. Said once; such an order is repeated."""
+        if not self._has_told_why:
+            self._has_told_why = True
+            self.say(f"no stop, checkpoint or skipped step of the job can be promised: {why}")
 
     def _lost(self) -> None:
         self.gate.on_lost()

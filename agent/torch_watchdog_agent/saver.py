@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Saved, Saving, WriteCommitted
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Saver:
         from torch_watchdog_agent.hooks.tracks import training_position
 
         rank, who = self._rank, self._rank.identity
+        if why := why_unknown():
+            return self._saved(commit.path, commit, error=why), ()
         try:
             part = checkpoint.save_at(
                 Path(commit.path), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),

@@ -23,8 +23,9 @@ from torch_watchdog_agent.rescue.ending import Ending, hear_exits
 from torch_watchdog_agent.rescue.words import of_a_signal
 from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
+from torch_watchdog_agent.turned_off import turned_off
 
-__all__ = ["arm", "guarded", "is_off", "is_training_thread", "made_rank", "rank"]
+__all__ = ["arm", "guarded", "is_training_thread", "made_rank", "rank"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -41,14 +42,6 @@ def arm(config: AgentConfig) -> None:
     global _config
     _config = config
     os.register_at_fork(after_in_child=_disarm_in_child)
-
-
-_off: set[str] = set()  # hooks that have turned themselves off
-
-
-def is_off(name: str) -> bool:
-    """Whether that hook has turned itself off after a failure of ours."""
-    return name in _off
 
 
 def guarded(name: str, *, at_end: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
@@ -75,7 +68,7 @@ def guarded(name: str, *, at_end: bool = False) -> Callable[[Callable[_P, _R]], 
                         return None
                     raise
                 off = True
-                _off.add(name)
+                turned_off(name)
                 _say(f"the {name} hook turned itself off ({type(error).__name__}: {error}); training goes on")
                 return None
 

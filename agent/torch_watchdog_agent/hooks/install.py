@@ -8,6 +8,7 @@ from types import ModuleType
 import wrapt
 
 from torch_watchdog_agent.config import AgentConfig
+from torch_watchdog_agent.turned_off import turned_off
 
 __all__ = ["HOOKS", "when_torch_is_imported"]
 
@@ -32,6 +33,7 @@ def _patching(name: str, config: AgentConfig) -> Callable[[ModuleType], None]:
 
             active.arm(config)
         except Exception as error:  # noqa: BLE001  fail open
+            turned_off(name)
             Voice()(f"the {name} hook could not be put in place ({type(error).__name__}: {error}); training goes on")
 
     return patch

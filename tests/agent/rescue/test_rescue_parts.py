@@ -22,6 +22,7 @@ from torch_watchdog_agent.rescue.ahead import Ahead
 from torch_watchdog_agent.rescue.looking import is_waiting, looked_at
 from torch_watchdog_agent.rescue.replica import holdings
 from torch_watchdog_agent.rescue.words import words_of
+from torch_watchdog_agent.turned_off import is_off
 
 
 def raised(work: object) -> BaseException:
@@ -130,7 +131,7 @@ def test_what_a_signals_handler_raises_is_the_scripts_and_turns_no_hook_off() ->
         at_end()
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert not active.is_off("test of signals") and not active.is_off("test of an end")
+    assert not is_off("test of signals") and not is_off("test of an end")
 
 
 def test_only_the_connections_of_a_group_are_shut_down() -> None:
