@@ -391,5 +391,6 @@ class Rescuer:
         part = self._part[0] if self._part[1] else None
         if self._gpu.closed is not None:
             return self._gpu.save(order, part=part, within_s=within_s)
-        begun = self._phase == "window" and rank.loop.trained_on > 0  # an evaluation before the next step's first batch changes nothing
+        # A slow loader may hand over once the rescue has begun. An evaluation before the next step's first batch changes nothing.
+        begun = rank.loop.is_open(rank.loop.step) and rank.loop.trained_on > 0
         return save(rank, order, updates=rank.loop.updates_applied, windows_back=int(begun), part=part)

@@ -8,13 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.checkpoint.position import Place
+from torch_watchdog_agent.checkpoint.rank_file import RankFile
+from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState
+from torch_watchdog_agent.checkpoint.window import WindowState
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rescue.looking import looked_at
 from torch_watchdog_agent.rescue.rescuer import Rescuer
-from torch_watchdog_proto.messages import Leave
-from torch_watchdog_proto.rescue_words import Free, Freed
+from torch_watchdog_proto.messages import Leave, Saved
+from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
 
 FREE = Free(generation=7, reason="rank 1: it fell", exit_code=3)
 
@@ -88,6 +92,41 @@ def test_a_save_that_an_order_had_begun_ends_before_the_rescue_may_write_under_i
     ((freed, save_had_ended),) = rank.told
     assert isinstance(freed, Freed) and save_had_ended
     assert rescuer.takes(Leave(generation=7))
+
+
+def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_again(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rank: Any = Rank(tmp_path)
+    rank.subjects = Subjects()
+    rank.subjects.optimizer_seen(optimizer)
+    rank.window = WindowState(rank.subjects, say=rank.say)
+    rank.quarantine = SimpleNamespace(lines=tuple)
+    rescuer = Rescuer(rank, leave=lambda: None)
+    rescuer.at_boundary(in_window=False)
+    assert rescuer.takes(FREE)
+    assert rank.heard.wait(20)  # with its own word that it has come free
+    rank.heard.clear()
+    rank.loop.handed_over()
+    rank.window.opened(updates=5, place=Place(1, 7, None))
+    left: list[object] = []
+
+    def use() -> None:
+        with pytest.raises(SystemExit) as ended:
+            rescuer.at_hand_over(evaluation=False)
+        left.append(ended.value.code)
+
+    stands = threading.Thread(target=use)
+    stands.start()
+    assert rescuer.takes(Rescue(generation=7, path=str(tmp_path / "step-5"), reason=""))
+    assert rank.heard.wait(60)
+    saved, _ = rank.told[-1]
+    assert isinstance(saved, Saved) and saved.error is None
+    position = RankFile.read(tmp_path / "partial.step-5", 0).position
+    assert (position.epoch, position.batches) == (1, 7)
+    assert rescuer.takes(Leave(generation=7))
+    stands.join(20)
+    assert left == [3]
 
 
 def test_a_rank_that_has_failed_and_waits_for_a_word_is_not_said_to_be_elsewhere(tmp_path: Path) -> None:
