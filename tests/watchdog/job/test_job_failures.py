@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from job_harness import BAD_TOKEN, Run, ended, exception, steps, stop_at
+from job_harness import BAD_TOKEN, Run, ended, exception, orders, steps, stop_at
 
 from torch_watchdog.job.events import (
     SendOrder,
@@ -40,6 +40,27 @@ def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:
     run.hello(0)
     run.report(events=(ended(0, 1, exit_code=1), exception(0, 2, "KeyError: 'x'")))
     assert run.incidents[0]["evidence"]["exception"] == {"text": "KeyError: 'x'"}
+
+
+def test_a_rank_that_told_its_end_and_whose_status_nobody_could_read_has_ended_well() -> None:
+    """A held batch is the last thing that it had noted as an error; the other rank goes on."""
+    run = Run()
+    run.hello(0, 1)
+    run.report(events=(exception(0, 1, "step 39: held: batch[0, 0] = 777"),))
+    run.say(m.Finished(rank=0, passed=69))
+    told = run.report(events=(ended(0, 2),))
+    run.wait(60)
+    assert run.kinds == [] and orders(told) == []
+
+
+def test_a_rank_that_raised_and_whose_status_nobody_could_read_has_failed() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.say(Failed(rank=0, step=3, time_ns=1, updates_applied=3, text="KeyError: 'x'"))
+    run.say(m.Finished(rank=0, passed=2))
+    run.report(events=(ended(0, 1),))
+    run.wait(60)
+    assert run.kinds == ["rank.exception"]
 
 
 def test_a_killed_rank_is_named_with_its_signal_after_three_seconds_though_its_peers_hang() -> None:

@@ -101,6 +101,8 @@ class Attempt:
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
             rank.exited = True
+            if rank.ends_well and event.exit_code is None and event.signal is None:
+                event = replace(event, exit_code=0)  # its status was gone before its node could read it
             yield from self._tell_coordinator(stop.RankGone(rank=event.rank), now)
             yield from self._on_end(rank, event, node, now)
 

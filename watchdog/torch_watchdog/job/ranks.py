@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch_watchdog_proto.envelopes import RankStatus
 from torch_watchdog_proto.messages import Ack, Finished, Phase, RankHello, RankMessage, Saving, StepBlock
+from torch_watchdog_proto.rescue_words import Failed
 
 __all__ = ["RankState"]
 
@@ -28,6 +29,8 @@ class RankState:
     alive: bool = True
     exited: bool = False  # its end was seen, not only its silence
     left: bool = False  # by our own order
+    raised: bool = False  # it has told a failure
+    ends_well: bool = False  # it has told its end, and no failure
     last_step: int | None = None
     seen_step: int | None = None
     loss: float | None = None
@@ -42,12 +45,15 @@ class RankState:
         match message:
             case RankHello():
                 self.pid, self.local_rank, self.alive = message.pid, message.local_rank, True
+                self.raised = self.ends_well = False
             case Ack():
                 self.phase = message.phase
             case Saving():
                 self.phase = "saving"
             case Finished():
-                self.phase = "end"
+                self.phase, self.ends_well = "end", not self.raised
+            case Failed():
+                self.raised = True
             case _:
                 pass
 
