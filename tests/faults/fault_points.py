@@ -49,14 +49,14 @@ class Story:
     said: dict[str, tuple[int, ...]]
     told: dict[str, tuple[int, ...]]
     options: tuple[str, ...] = ()
-    updates: int | None = None  # of a checkpoint that is called good
+    updates: tuple[int, ...] = ()  # of a checkpoint that is called good: one of these, where there are any
     saves: str = ""  # at these points there must be one all the same
     asked: str = ""  # what somebody does meanwhile
 
 
 STORIES = {
     "stop": Story(
-        script=("--bad", BAD), updates=BAD_STEP,
+        script=("--bad", BAD), updates=(BAD_STEP,),
         # the other rank holds everything, a bad batch in its hand or not; all know that all is whole
         saves=r"(keeper-of-)?rank-\d before Sav(ing|ed)|rank-0 (before Ack|got Prepare)|node (got Sav(ing|ed)|before WriteCommitted)",
         said={"RankHello": BOTH, "Hold": (1,), "Ack": BOTH, "Saving": BOTH, "Saved": BOTH, "Committed": (0,), "Left": BOTH},
@@ -71,11 +71,11 @@ STORIES = {
     ),
     "preemption": Story(script=("--fault", "meet"), asked="signal", said={"Signalled": BOTH, "Ack": BOTH}, told={"Prepare": BOTH, "Commit": BOTH}),
     "rescue, a rank raises": Story(
-        script=("--fault", "raise"), updates=5,
+        script=("--fault", "raise"), updates=(4, 5),  # the healthy rank may not have made the update that the other had before it raised
         said={"Failed": (1,), "Freed": (0,), "Saved": (0,), "Committed": (0,)},
         told={"Free": (0,), "Rescue": (0,), "WriteCommitted": (0,), "Leave": BOTH, "Release": ()},
     ),
-    "rescue, a rank stands still": Story(script=("--fault", "stop"), updates=5, said={"Looked": (0,)}, told={"Look": (0,)}),
+    "rescue, a rank stands still": Story(script=("--fault", "stop"), updates=(5,), said={"Looked": (0,)}, told={"Look": (0,)}),
     "a bad batch in the very first step": Story(script=("--bad", FIRST), said={"Refused": (1,)}, told={}),
     "observed": Story(script=("--bad", BAD), options=("--policy", "observe"), said={"Noticed": (1,)}, told={}),
 }  # fmt: skip
@@ -229,8 +229,8 @@ def half(checkpoint: Path, story: Story) -> list[str]:
         facts = manifest.verify(checkpoint)
     except Exception as error:
         return [f"{checkpoint.name} is called good: {error}"]
-    if story.updates not in (None, facts["updates_applied"]):
-        return [f"{checkpoint.name} holds {facts['updates_applied']} updates, not {story.updates}"]
+    if story.updates and facts["updates_applied"] not in story.updates:
+        return [f"{checkpoint.name} holds {facts['updates_applied']} updates, not {' or '.join(map(str, story.updates))}"]
     return (
         []
         if sorted(facts["ranks"]) == [0, 1] or facts["kind"] == "rescue"

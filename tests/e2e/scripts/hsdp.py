@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -30,6 +31,14 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
         for tensor in (parameter, *(state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)):
             found.update(tensor.detach().to_local().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def wait_for_the_others(updates: int) -> None:
+    """All have made as many updates as this rank."""
+    deadline = time.monotonic() + 30
+    trails = [Path(f"trail-{rank}") for rank in range(dist.get_world_size())]
+    while time.monotonic() < deadline and not all(f"{updates} " in trail.read_text() for trail in trails):
+        time.sleep(0.01)
 
 
 def main() -> None:
@@ -59,6 +68,7 @@ def main() -> None:
             if step == args.steps:
                 break
             if step == args.at and rank in args.kill:
+                wait_for_the_others(args.at)
                 os.kill(os.getpid(), signal.SIGKILL)
             nn.functional.cross_entropy(model(ids), labels).backward()
             optimizer.step()
