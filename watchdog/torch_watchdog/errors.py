@@ -19,6 +19,7 @@ __all__ = [
     "JobElsewhereError",
     "JobForbiddenError",
     "JobNameTakenError",
+    "JobWaitsForStoreError",
     "MissingExtraError",
     "NoTokenError",
     "OrderLostError",
