@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from torch_watchdog.report.evidence import Evidence, LogTail, decoder_of, gather
+from torch_watchdog.report.evidence import Evidence, Excerpt, LogTail, decoder_of, gather
 from torch_watchdog.report.history import history_of
 from torch_watchdog.report.markdown import markdown_report
 from torch_watchdog.report.page import report_page, timeline_page
@@ -229,3 +229,11 @@ def test_every_bound_of_the_contract_says_what_it_asks_for() -> None:
 def test_many_ranks_share_rows_and_the_page_stays_small() -> None:
     page = timeline_page(history(40, ranks=1_000))
     assert len(page) < 200_000 and "0 to 10" in page and "more ranks" in page
+
+
+def test_the_batch_for_a_tracker_says_where_it_is_and_which_value_is_bad() -> None:
+    excerpt = Excerpt(key="ids", row=(2,), first=14, bad=3, values=(5.0, 6.0, 7.0, 733.0, 8.0), text="a b ? c")
+    told = markdown_report(history(incidents=(INCIDENT,)), Evidence(excerpt=excerpt), LAST_WORDS)
+    assert "`ids[2]`, values 14 to 18, the bad one in brackets:" in told
+    assert "5 6 7 [733] 8" in told
+    assert "a b ? c" in told

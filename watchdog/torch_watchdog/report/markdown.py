@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from torch_watchdog.job.incident import number
-from torch_watchdog.report.evidence import Evidence
+from torch_watchdog.report.evidence import Evidence, Excerpt
 from torch_watchdog.report.figures import rank_figures, versions
 from torch_watchdog.report.history import JobHistory
 from torch_watchdog.report.story import card_of, next_steps, story
@@ -29,7 +29,7 @@ def markdown_report(history: JobHistory, evidence: Evidence, last_words: Sequenc
     if found is not None:
         parts += ["### What was found", _table(("", ""), [(name, _prose(text)) for name, text in card_of(found).items()])]
     if evidence.excerpt is not None:
-        parts += ["### The batch", _block(" ".join(map(number, evidence.excerpt.values)))]
+        parts += ["### The batch around the bad element", *_batch(evidence.excerpt)]
     parts += ["### Ranks", _ranks(history)]
     for tail in evidence.logs[:2]:
         parts += [f"### Log of rank {tail.rank}", _block("\n".join(tail.lines[-_LOG_LINES:]))]
@@ -38,6 +38,14 @@ def markdown_report(history: JobHistory, evidence: Evidence, last_words: Sequenc
     if steps:
         parts += ["### Next", *(_block(step.text) if step.is_command else _prose(step.text) for step in steps)]
     return "\n\n".join(parts) + "\n"
+
+
+def _batch(excerpt: Excerpt) -> list[str]:
+    """Where it is, the values with the bad one between brackets, and the text where a tokenizer was given."""
+    row = str(list(excerpt.row)) if excerpt.row else ""
+    where = f"{_code(excerpt.key + row)}, values {excerpt.first} to {excerpt.first + len(excerpt.values) - 1}, the bad one in brackets:"
+    values = " ".join(f"[{number(value)}]" if place == excerpt.bad else number(value) for place, value in enumerate(excerpt.values))
+    return [where, _block(values), *([] if excerpt.text is None else ["As text, by the tokenizer that was given:", _block(excerpt.text)])]
 
 
 def _ranks(history: JobHistory) -> str:
