@@ -232,7 +232,7 @@ def test_many_ranks_share_rows_and_the_page_stays_small() -> None:
 
 
 def test_the_batch_for_a_tracker_says_where_it_is_and_which_value_is_bad() -> None:
-    excerpt = Excerpt(key="ids", row=(2,), first=14, bad=3, values=(5.0, 6.0, 7.0, 733.0, 8.0), text="a b ? c")
+    excerpt = Excerpt(key="ids", row=(2,), first=14, bad=3, values=(5, 6, 7, 733, 8), text="a b ? c")
     told = markdown_report(history(incidents=(INCIDENT,)), Evidence(excerpt=excerpt), LAST_WORDS)
     assert "`ids[2]`, values 14 to 18, the bad one in brackets:" in told
     assert "5 6 7 [733] 8" in told
