@@ -62,7 +62,9 @@ def test_the_bad_batch_is_kept_and_the_report_shows_it_around_the_bad_value(stop
     (left_out,) = map(json.loads, (stopped.run_dir / "quarantine.jsonl").read_text().splitlines())
     assert stopped.run_dir / left_out["bundle"] == bundle
     report = launch(stopped.folder, [*watchdog("report"), "bad", "--markdown"])
-    around = " ".join(str(int(value)) for value in load_file(bundle)["ids"][row])
+    around = " ".join(
+        f"[{int(value)}]" if place == column else str(int(value)) for place, value in enumerate(load_file(bundle)["ids"][row])
+    )
     assert around in report.out, report.out
 
 

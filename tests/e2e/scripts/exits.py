@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from typing import Any
@@ -20,6 +21,10 @@ def end(how: str) -> None:
         raise ValueError("sample 51 is no image")
     if how == "SystemExit":
         raise SystemExit(3)
+    if how == "torn-down":  # as gloo's threads do to a process now and then that did not destroy its groups
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(libc.abort, None, None)
+        how = "none"
     status: Any = {"none": None, "text": "no disk"}.get(how.removeprefix("now-"), how.removeprefix("now-"))
     status = int(status) if isinstance(status, str) and status.isdecimal() else status
     (os._exit if how.startswith("now-") else sys.exit)(status)

@@ -93,6 +93,13 @@ class EachStep(TrainerCallback):
     trainer: Loud
     meet: str | None
 
+    def await_word(self, jit) -> None:
+        """Each rank's Trainer sees the signal by a timer of its own: ranks that train on meanwhile may save in different steps, and then wait for each other
+        in vain."""
+        deadline = time.monotonic() + 60
+        while not jit.is_checkpoint_requested and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def on_step_end(self, args, state, control, **kwargs):
         say(f"rank {args.process_index} step {state.global_step - 1} loss {self.trainer.last_loss}")
         say(f"rank {args.process_index} rate {state.global_step} {kwargs['lr_scheduler'].get_last_lr()}")
@@ -101,6 +108,9 @@ class EachStep(TrainerCallback):
             deadline = time.monotonic() + 60
             while not (Path(self.meet) / "go").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
+        if self.meet and state.global_step == 5 and args.enable_jit_checkpoint:
+            (jit,) = (its for each in self.trainer.callback_handler.callbacks if (its := getattr(each, "jit_manager", None)) is not None)
+            self.await_word(jit)
 
 
 def digest(trainer: Trainer) -> str:

@@ -23,7 +23,7 @@ TRANSCRIPTS = sorted((HERE / "transcripts").glob("*.txt"))
 KNOWLEDGE = HERE.parents[2] / "watchdog" / "torch_watchdog" / "rules" / "knowledge" / "kernel_asserts.tsv"
 LINE = re.compile(
     r"node (?P<node>\w+) rank (?P<rank>\d+)(?P<between> between)?(?: step (?P<step>\d+))? "
-    r"(?:raised at (?P<raised>[\d.]+): (?P<text>.*)|exited (?P<exit>-?\d+) at (?P<ended>[\d.]+)|printed: (?P<log>.*))"
+    r"(?:raised at (?P<raised>[\d.]+): (?P<text>.*)|(?P<over>told its end)|exited (?P<exit>-?\d+) at (?P<ended>[\d.]+)|printed: (?P<log>.*))"
 )
 
 
@@ -39,6 +39,8 @@ def play(lines: list[str]) -> FailureWatch:
             time_ns = round(float(found["raised"]) * 1e9)
             word = Failed(rank=rank, step=step, between=bool(found["between"]), updates_applied=step, time_ns=time_ns, text=found["text"])
             watch.raised(word, node=found["node"], pid=pid, now=order)
+        elif found["over"]:
+            watch.said_end(pid)
         elif found["log"]:
             watch.log(pid, found["log"])
         else:
@@ -96,6 +98,39 @@ def test_a_rank_that_ends_with_0_in_the_middle_of_a_step_has_skipped_no_batch(la
     assert first is not None
     assert (first.desync, first.skipped, [end.rank for end in first.culprits]) == (True, False, [1])
     assert "sys.exit()" in judge(first, Catalogue()).fix
+
+
+@pytest.mark.parametrize(
+    ("printed", "kind"),
+    [
+        (None, "rank.desync"),
+        ("terminate called without an active exception", "rank.desync"),
+        (
+            "Indexing.cu:1369: indexSelectSmallIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+            "rank.assert",
+        ),
+    ],
+)
+def test_a_rank_whose_script_is_over_and_that_native_code_then_aborts_has_ended_early(printed: str | None, kind: str) -> None:
+    """gloo's threads do that now and then to a process that did not destroy its groups. A failure on the device that a script hides is not that."""
+    lines = [
+        "node a rank 0 step 8 raised at 10.0: RuntimeError: Connection closed by peer",
+        "node a rank 1 told its end",
+        f"node a rank 1 printed: {printed}",
+        "node a rank 1 step 8 exited -6 at 9.9",
+        "node a rank 0 exited 1 at 11.0",
+    ]
+    first = play([line for line in lines if not line.endswith("None")]).verdict(now=1000.0, all_ended=True)
+    assert first is not None and [end.rank for end in first.culprits] == [1]
+    assert judge(first, Catalogue.from_text(KNOWLEDGE.read_text())).kind == kind
+
+
+def test_an_abort_after_all_scripts_are_over_is_told_as_one_on_the_way_out() -> None:
+    lines = ["node a rank 1 step 8 exited -6 at 9.9", "node a rank 1 told its end", "node a rank 0 step 8 exited 0 at 9.9"]
+    first = play(lines).verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    verdict = judge(first)
+    assert verdict.kind == "rank.died" and "on its way out" in verdict.summary and "destroy_process_group" in verdict.fix
 
 
 def test_a_connection_to_ones_own_loaders_worker_is_none_to_a_peer() -> None:

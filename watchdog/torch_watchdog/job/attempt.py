@@ -127,6 +127,8 @@ class Attempt:
         if isinstance(message, m.Left):
             rank.left = True
             self.ending.left(message.generation)
+        if isinstance(message, m.Finished):
+            self._failures.said_end(rank.pid)
         if isinstance(message, m.Signalled):
             effects += self._on_signalled(message, now)
         if isinstance(message, Looked):
@@ -293,8 +295,7 @@ class Attempt:
             case stop.Closed():
                 return self._on_closed(effect, now)
             case stop.Refusal():
-                text = f"order refused: {effect.reason}"
-                return (Refused(reason=effect.reason), self._event(now, "order.refused", text=text))
+                return (Refused(reason=effect.reason), self._event(now, "order.refused", text=f"order refused: {effect.reason}"))
 
     def _on_found(self, found: stop.Found, now: float) -> Iterable[Effect]:
         if found.violation.culprit in self.ranks:

@@ -30,6 +30,7 @@ class FailureWatch:
         self._notes: dict[int, str] = {}
         self._logs: dict[int, list[str]] = {}
         self._ended: set[int] = set()
+        self._said_end: set[int] = set()
         self._command: tuple[int, int | None] | None = None  # how the wrapped command failed
         self._since: float | None = None
         self._judged = 0
@@ -65,6 +66,10 @@ class FailureWatch:
 
         if gave_up(failed.text):
             self._places[failed.rank] = Place.of(failed)
+
+    def said_end(self, pid: int) -> None:
+        """The script of that process is over, by its own word. It may come after the news of its end."""
+        self._said_end.add(pid)
 
     def hung(self, rank: int, *, node: str, pid: int, step: int | None, why: str, now: float, desync: bool = False) -> None:
         """The rank makes no progress, and others wait for it."""
@@ -175,4 +180,5 @@ class FailureWatch:
         return tuple(replace(end, exit_code=code, signal=signal) for end in told if end.exit_code is None)
 
     def _told(self, end: RankEnd) -> RankEnd:
-        return replace(end, text=end.text or self._notes.get(end.pid, ""), log="\n".join(self._logs.get(end.pid, ())))
+        text, log = end.text or self._notes.get(end.pid, ""), "\n".join(self._logs.get(end.pid, ()))
+        return replace(end, text=text, log=log, said_end=end.pid in self._said_end)

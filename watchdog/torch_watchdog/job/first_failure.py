@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 __all__ = ["SAME_FAILURE_NS", "FirstFailure", "RankEnd", "blames_a_peer", "first_failure", "gave_up"]
 
-Role: TypeAlias = Literal["own", "peer", "asked", "finished"]
+Role: TypeAlias = Literal["own", "peer", "asked", "finished", "leaving"]
 
 # Words of a process whose peer is gone or silent: gloo, NCCL, c10d's store, sockets.
 _PEER_IS_GONE = re.compile(
@@ -26,6 +26,8 @@ _PEER_IS_GONE = re.compile(
     re.IGNORECASE,
 )
 _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
+# What native code prints as it takes its threads down with the process, as gloo does now and then where its groups were not destroyed.
+_TORN_DOWN = frozenset({"terminate called without an active exception"})
 _ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 _SAME_MOMENT_NS = 1_000_000
 SAME_FAILURE_NS = 50_000_000  # an exception is noticed once it has left the training, on a busy machine so much later than it was raised
@@ -37,7 +39,8 @@ class RankEnd:
 
     `text` is the exception that was raised first of its chain, `raised_ns` when its node's clock showed that; `ended_ns` when its process was seen to
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
-    the next. `finished`: it ended well. `hung`: why it is held for one that makes no progress, `desync` where it waits in a collective of its own.
+    the next. `finished`: it ended well; `said_end`: its script was over, by its own word. `hung`: why it is held for one that makes no progress,
+    `desync` where it waits in a collective of its own.
     """
 
     rank: int
@@ -56,6 +59,13 @@ class RankEnd:
     desync: bool = False
     between: bool = False
     finished: bool = False
+    said_end: bool = False
+
+    @property
+    def torn_down(self) -> bool:
+        """Whether native code ended the process after its script was over, with no other word of why."""
+        by_signal = self.signal is not None and self.signal not in _ASKED_TO_END
+        return by_signal and self.said_end and not self.text and _TORN_DOWN.issuperset(self.log.splitlines())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +103,7 @@ def first_failure(
     if behind is not None:
         return behind
     early = [] if own else _finished_early(roles, failed)
+    own = own or ([] if early else [end for end in failed if roles[end] == "leaving"])
     if own:
         culprits = _earliest(own)
     elif early or late:
@@ -127,15 +138,17 @@ def _role(end: RankEnd) -> Role:
         return "finished"
     if end.signal in _ASKED_TO_END:
         return "asked"
+    if end.torn_down:
+        return "leaving"
     # Native code that lost its peer ends the process without an exception of Python: what it printed tells.
     return "peer" if end.signal in (None, signals.SIGABRT) and blames_a_peer(end.log) else "own"
 
 
 def _finished_early(roles: dict[RankEnd, Role], failed: Sequence[RankEnd]) -> list[RankEnd]:
-    """A rank that ended well while others still had steps to do: its peers' connections broke of that."""
+    """A rank whose script was over while others still had steps to do: its peers' connections broke of that."""
     under_way = (end.step for end in failed if roles[end] == "peer" and end.step is not None and not end.between)
     last = max(under_way, default=None)
-    done = [end for end in roles if roles[end] == "finished" and end.step is not None]
+    done = [end for end in roles if roles[end] in ("finished", "leaving") and end.step is not None]
     early = [end for end in done if last is not None and end.step is not None and end.step <= last]
     return _earliest(early) if early else []
 

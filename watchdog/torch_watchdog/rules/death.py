@@ -126,11 +126,12 @@ def _skipped(first: FirstFailure, where: str) -> Verdict:
 def _desync(first: FirstFailure, where: str) -> Verdict:
     end = first.culprits[0]
     others = ", ".join(map(str, first.victims[:8]))
+    how = f"and was ended by {signal_name(end.signal)} on its way out" if end.torn_down else "with exit code 0"
     return Verdict(
         kind="rank.desync",
         severity="critical",
         summary=f"{where}: it ended well while ranks {others} still had steps to do",
-        cause=f"rank {end.rank} came to its end, with exit code 0, in an earlier step than ranks {others}, whose next collective then had no partner",
+        cause=f"rank {end.rank} came to its end, {how}, in an earlier step than ranks {others}, whose next collective then had no partner",
         fix="give every rank the same number of batches: drop_last, a DistributedSampler, or DDP's join(); or find the exit with status 0 that only this "
         "rank takes: sys.exit(), os._exit(0)",
     )
@@ -182,6 +183,14 @@ def _died(end: RankEnd, where: str) -> Verdict:
             summary=f"{where}: ended by {name} from outside",
             cause=f"somebody sent {name}: the launcher, a scheduler or a person; no rank failed before it",
             fix="nothing in the training: look at who stopped the job",
+        )
+    if end.torn_down:
+        return Verdict(
+            kind="rank.died",
+            severity="critical",
+            summary=f"{where}: ended by {name} on its way out, after its script was over",
+            cause=f"native code ended the process by {name} while it took its threads down; the training itself had come to its end",
+            fix="end the script with torch.distributed.destroy_process_group(); else find the library whose threads outlive it",
         )
     return Verdict(
         kind="rank.died",
