@@ -48,3 +48,23 @@ def test_a_receiver_that_breaks_in_a_way_that_nobody_foresaw_is_tried_again() ->
     asyncio.run(tell())
     assert [delivery.action for delivery in receiver.told] == ["trigger"] and receiver.calls == 2
     assert any("UnicodeEncodeError" in line for line in said) and said[-1] == "alert receiver pager takes alerts again"
+
+
+def test_what_is_only_said_again_lest_a_receiver_forget_it_is_no_line_of_the_log() -> None:
+    now, said, receiver = [1000.0], list[str](), Broken(rules=Rules(resend_s=60.0), calls=1)
+    desk = AlertDesk((Route(match=Match(), to=("pager",)),), {"pager": receiver.rules})
+    sender = AlertSender(desk, [receiver], clock=lambda: now[0], say=said.append, log=said.append, keep=lambda: None)
+
+    async def tell() -> None:
+        desk.incident(incident(), facts(), now[0])
+        for minute in range(6):
+            now[0] += 60.0
+            if minute == 2:
+                desk.acknowledge("job/1", "anna", now[0])
+            await sender.finish(5.0, last_words=False)
+        desk.incident(incident() | {"status": "resolved"}, facts(), now[0])
+        await sender.finish(5.0, last_words=False)
+
+    asyncio.run(tell())
+    assert [delivery.action for delivery in receiver.told] == ["trigger"] * 2 + ["acknowledge"] * 4 + ["resolve"]
+    assert [line.rpartition(", ")[2] for line in said] == ["trigger", "acknowledge", "resolve"]

@@ -63,6 +63,10 @@ def refused(call: Callable[[], object]) -> str:
     return raised.value.details() if isinstance(raised.value, grpc.RpcError) else str(raised.value)
 
 
+def seen_silences(client: DaemonClient) -> list[tuple[str, ...]]:
+    return [tuple(silence["match"]["jobs"]) for silence in client.alerts_and_silences()[1]]
+
+
 def test_an_agents_token_reports_for_its_jobs_sees_these_and_orders_nothing(fleet: Fleet, tokens: Tokens) -> None:
     token = tokens("add", "team-a", "--role", "agent", "--job", "a-*")
     node(fleet, token, "a-1").steps(0, 0)
@@ -163,6 +167,14 @@ def test_who_has_acknowledged_silenced_or_stopped_is_told_by_the_name_of_the_tok
                 for jobs in (["run-*"], ["run-1", "*"], []):
                     assert "is not for job" in refused(lambda jobs=jobs: client.silence(jobs=jobs, **more_of_it))
                 assert client.silence(jobs=["run-?", "run-1"], **more_of_it).accepted
+                assert seen_silences(client) == [("run-?", "run-1")], "not that of prod-*"
+            agent = tokens("add", "team", "--role", "agent", "--job", "job")
+            with DaemonClient(fleet.daemon.addresses[0], token=OWN) as client:
+                client.silence(jobs=["jo*"], **more_of_it)
+                client.silence(jobs=[], **more_of_it)
+                assert seen_silences(client) == [("prod-*",), ("run-?", "run-1"), ("jo*",), ()]
+            with DaemonClient(fleet.daemon.addresses[0], token=agent) as client:
+                assert seen_silences(client) == [("jo*",), ()], "what keeps its own alerts quiet"
             assert fleet.get("api/v1/alerts").json()["silences"][0]["by"] == "anna"
             told = [incident["summary"] for incident in fleet.incidents() if incident["kind"] == "order.stop"]
             assert "anna" in told[0] and "root@host" not in told[0]

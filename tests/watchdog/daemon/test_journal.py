@@ -85,6 +85,16 @@ def test_a_job_that_a_daemon_finds_again_goes_on_and_its_incident_is_not_said_an
         assert not any("incident 1: batch" in line for line in second.said)
 
 
+def test_a_job_that_is_found_again_began_when_it_began(root: Path) -> None:
+    with Fleet(root) as fleet:
+        fleet.node("job").steps(0, 0)
+        (first,) = fleet.get("api/v1/jobs").json()["jobs"]
+    with Fleet(root) as fleet:
+        fleet.node("job")
+        (second,) = fleet.get("api/v1/jobs").json()["jobs"]
+    assert second["started_s"] == pytest.approx(first["started_s"], abs=0.01)
+
+
 def test_words_of_a_job_bring_no_control_characters_into_the_log(root: Path) -> None:
     with HttpReceiver() as receiver, central(root, receiver) as fleet:
         node = fleet.node("job", node="n\x1b[2J\nforged line")

@@ -47,6 +47,11 @@ def rendered(blocks: list[StepBlock], incidents: tuple[dict[str, Any], ...] = ()
     return [plain(line) for line in render_timeline(JOB, tracks(blocks), incidents)]
 
 
+def test_where_nobody_has_told_why_it_ended_no_reason_is_shown() -> None:
+    lines = render_timeline({"job": "train-1", "exit_code": 65}, tracks([block(0, range(4))]), ())
+    assert plain(lines[0]).startswith("job train-1, 1 rank") and plain(lines[1]) == "exit code 65"
+
+
 def test_a_strip_shows_each_rank_its_losses_and_its_step_time() -> None:
     lines = rendered([block(0, range(6)), block(1, range(6), vetoed=(False,) * 5 + (True,))], (INCIDENT,))
     assert lines[:2] == ["job train-1, 2 ranks, 6 steps, 12 s", "exit code 65 (stopped)"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,3 +116,52 @@ def test_alerts_in_the_store_that_nobody_can_read_keep_back_no_other_run(tmp_pat
     assert takeover.gone.close(5.0)
     takeover.gone._database.write([Record(run="a-job", kind="alerts", key="", body=b"no zlib")])
     assert takeover.look() == {"b-job"}
+
+
+class CutAfterCommit:
+    """A connection that breaks once, after the database has committed and before it can say so."""
+
+    def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left, transaction = 1, database.transaction
+
+        @contextlib.contextmanager
+        def cut() -> Iterator[Any]:
+            with transaction() as connection:
+                yield connection
+            if self.left:
+                self.left -= 1
+                raise StoreError("here", "server closed the connection unexpectedly", "Start it")
+
+        self._cut, self._database, self._patch = cut, database, monkeypatch
+
+    def now(self) -> None:
+        self._patch.setattr(self._database, "transaction", self._cut)
+
+
+def test_a_run_whose_adoption_was_committed_and_not_answered_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    takeover = Takeover(tmp_path, "a-job")
+    takeover.alive.beat(())
+    adopt, cut = takeover.alive._owners.adopt, CutAfterCommit(takeover.alive._database, monkeypatch)
+    monkeypatch.setattr(takeover.alive._owners, "adopt", lambda *run, **how: (cut.now(), adopt(*run, **how))[1])
+    assert takeover.alive.adopt(tells=True) == frozenset() and cut.left == 0
+    assert takeover.alive._owners.beat(()).orphans == {}, "it is ours, so that no beat tells of it"
+    assert takeover.look() == {"a-job"}
+    assert takeover.look() == frozenset()
+
+
+def test_a_claim_that_was_committed_and_not_answered_takes_no_old_words_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that had the run long ago asks for it: what it still has of it is older than what the store has."""
+    url = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    daemon = FleetStore(url, tmp_path / "a", say=lambda _: None)
+    left_alert(tmp_path / "a", "job", "old")
+    daemon._database.keep_run("job", 0.0)
+    daemon._database.write([json_record("job", "alerts", "", {"schema_version": 1, "alerts": [{"words": "newest"}]})])
+    claim, cut = daemon._owners.claim, CutAfterCommit(daemon._database, monkeypatch)
+    monkeypatch.setattr(daemon._owners, "claim", lambda run: (cut.now(), claim(run))[1])
+    with pytest.raises(StoreError):
+        daemon.open_run("job")
+    daemon.open_run("job")
+    assert all_saved_alerts(tmp_path / "a", take=lambda _: True) == [{"words": "newest"}]
+    assert daemon.close(5.0)

@@ -30,16 +30,27 @@ def test_a_prober_needs_no_token(fleet: Fleet, path: str) -> None:
 
 def test_a_browser_logs_in_by_token_and_out_again(fleet: Fleet) -> None:
     with httpx.Client(base_url=fleet.url, headers={"accept": "text/html"}) as browser:
-        asked = browser.get("/api/v1/jobs")
-        assert asked.status_code == 303 and asked.headers["location"] == "/login?next=/api/v1/jobs"
+        for page in ("/", "/jobs/job"):
+            asked = browser.get(page)
+            assert asked.status_code == 303 and asked.headers["location"] == f"/login?next={page}"
+            assert "form" in browser.get(asked.headers["location"]).text
         assert browser.post("login", data={"token": "wrong"}).status_code == 403
-        let_in = browser.post("login?next=/api/v1/jobs", data={"token": TOKEN})
-        assert let_in.status_code == 303 and let_in.headers["location"] == "/api/v1/jobs"
+        let_in = browser.post("login?next=/jobs/job", data={"token": TOKEN})
+        assert let_in.status_code == 303 and let_in.headers["location"] == "/jobs/job"
         cookie = let_in.headers["set-cookie"].lower()
         assert "httponly" in cookie and "samesite=strict" in cookie and TOKEN not in cookie
         assert browser.get("/api/v1/jobs").json() == {"jobs": []}
         assert browser.post("logout").status_code == 303
-        assert browser.get("/api/v1/jobs").status_code == 303
+        assert browser.get("/").status_code == 303
+        late = browser.post("logout")
+        assert late.status_code == 303 and late.headers["location"] == "/login", "a button of a page whose session has ended meanwhile"
+
+
+@pytest.mark.parametrize("accept", ["text/html", "*/*", "application/json", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"])
+@pytest.mark.parametrize(("method", "path"), [("GET", "api/v1/jobs"), ("POST", "api/v1/jobs/job/orders"), ("GET", "metrics")])
+def test_a_program_never_takes_the_login_page_for_an_answer(fleet: Fleet, method: str, path: str, accept: str) -> None:
+    answer = httpx.request(method, fleet.url + path, headers={"accept": accept}, follow_redirects=True)
+    assert answer.status_code == 401 and "error" in answer.json()
 
 
 @pytest.mark.parametrize("target", ["//evil.example/x", "https://evil.example/", "/\\evil.example", "evil", "javascript:alert(1)"])

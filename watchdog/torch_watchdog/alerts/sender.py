@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from torch_watchdog.alerts.alert import Delivery
+from torch_watchdog.alerts.alert import Action, Delivery
 from torch_watchdog.alerts.desk import AlertDesk
 from torch_watchdog.alerts.receivers import Receiver
 from torch_watchdog.errors import AlertError
@@ -44,6 +44,7 @@ class AlertSender:
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
         self._in_trouble: set[str] = set()
         self._failing: set[tuple[str, str]] = set()  # key and receiver of alerts whose failure was said
+        self._said: dict[tuple[str, str], Action] = {}  # of those: the newest that the log knows
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (receiver, delivered or failed)
 
     def wake(self) -> None:
@@ -99,11 +100,19 @@ class AlertSender:
         self._desk.delivered(delivery, self._clock())
         self._keep()
         self._failing.discard((delivery.alert.key, delivery.receiver))
-        if not (delivery.again and delivery.action == "trigger"):  # nor what is only said again, lest it be forgotten
-            self._log(f"alert {delivery.alert.name}: {delivery.receiver} was told, {delivery.action}")
+        self._log_once(delivery)
         if delivery.receiver in self._in_trouble:
             self._in_trouble.discard(delivery.receiver)
             self._say(f"alert receiver {delivery.receiver} takes alerts again")
+
+    def _log_once(self, delivery: Delivery) -> None:
+        """What is only said again every minute, lest a receiver forget it, is no news."""
+        line = (delivery.alert.key, delivery.receiver)
+        if delivery.action != self._said.get(line, "trigger" if delivery.again else None):
+            self._log(f"alert {delivery.alert.name}: {delivery.receiver} was told, {delivery.action}")
+        self._said[line] = delivery.action
+        if delivery.action == "resolve":
+            self._said.pop(line)
 
     def _failed(self, delivery: Delivery, error: AlertError) -> None:
         self.outcomes[(delivery.receiver, "failed")] += 1

@@ -23,7 +23,7 @@ from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.steps import RankTrack, tracks
 from torch_watchdog.scan.results import is_scan, read_results
 from torch_watchdog.scan.tell import headline
-from torch_watchdog.store.read import holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
+from torch_watchdog.store.read import epoch_s, holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import NodeReport, StepBlock
@@ -351,7 +351,7 @@ def _status_on_disk(look: DiskJob, record: Mapping[str, Any], found: Sequence[Ra
         attempt=newest,
         world_size=record.get("world_size") or len({track.rank for track in found}),
         run_dir=str(look.directory.root),
-        started_s=_epoch_s(record.get("started")),
+        started_s=epoch_s(record.get("started")),
         nodes=(str(record.get("host", "")),),
         incidents=sum(not is_order(found) for found in look.incidents()),
         lost_records=sum(track.lost_records for track in found),
@@ -375,10 +375,3 @@ def _rank_status(track: RankTrack, record: Mapping[str, Any]) -> RankStatus:
         updates_applied=track.updates.get(steps[-1]) if steps else None,
         began_at_update=track.began_at_update,
     )
-
-
-def _epoch_s(text: str | None) -> float:
-    try:
-        return datetime.fromisoformat(text or "").timestamp()
-    except ValueError:
-        return 0.0

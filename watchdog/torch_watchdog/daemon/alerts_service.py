@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from torch_watchdog.alerts.desk import silence_to_json
 from torch_watchdog.alerts.routes import Match
 from torch_watchdog.daemon.calls import Calls, checked
 from torch_watchdog.daemon.grants import OWNER, told_as
@@ -36,9 +35,9 @@ class AlertsService(alerts_pb2_grpc.AlertsServicer):  # type: ignore[misc]
     async def ListAlerts(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's names
         alerting = await self._there(context)
         grant = self.calls.grant(context)
-        alerts = [alert for alert in alerting.listed() if grant is not None and grant.fits(alert["job"])]
-        silences = [json.dumps(silence_to_json(silence)) for silence in alerting.desk.silences]
-        return alerts_pb2.ListAlertsAnswer(alerts_json=[json.dumps(alert) for alert in alerts], silences_json=silences)
+        alerts = [] if grant is None else alerting.listed(grant.fits)
+        silences = [] if grant is None else alerting.silences(grant.fits)
+        return alerts_pb2.ListAlertsAnswer(alerts_json=list(map(json.dumps, alerts)), silences_json=list(map(json.dumps, silences)))
 
     @checked("order")
     async def Acknowledge(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from torch_watchdog.alerts.alert import lineage_of
 from torch_watchdog.errors import ConfigError, JobForbiddenError
-from torch_watchdog.store.run_directory import write_json
+from torch_watchdog.store.run_directory import FileVersion, file_version, write_json
 
 __all__ = [
     "OWNER",
@@ -97,11 +97,11 @@ class Grants:
     def __init__(self, own: str, file: Path | None = None, *, now: Callable[[], float]) -> None:
         """Raises ConfigError."""
         self.own, self._file, self._now = own, file, now
-        self._read_at: tuple[int, int] | None = None
+        self._read_at: FileVersion | None = None
         self._by_digest: dict[str, TokenEntry] = {}
         if file is not None:
             self._by_digest = {entry.digest: entry for entry in read_tokens(file)}
-            self._read_at = _version(file)
+            self._read_at = file_version(file)
 
     def of(self, token: str) -> Grant | None:
         """None where it is none of ours."""
@@ -115,9 +115,9 @@ class Grants:
 
     def _read_again(self) -> None:
         """A file that is broken or gone lets nobody in: what was taken away must not come back by a typing error."""
-        if self._file is None or _version(self._file) == self._read_at:
+        if self._file is None or file_version(self._file) == self._read_at:
             return
-        self._read_at = _version(self._file)
+        self._read_at = file_version(self._file)
         try:
             self._by_digest = {entry.digest: entry for entry in read_tokens(self._file)}
         except ConfigError:
@@ -171,11 +171,3 @@ def _entry(one: Mapping[str, Any]) -> TokenEntry:
 
 def _shown(until_s: float | None) -> str | None:
     return None if until_s is None else datetime.fromtimestamp(until_s, UTC).isoformat(timespec="seconds")
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino

@@ -28,6 +28,7 @@ from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import known_assertions, xid_codes
 from torch_watchdog.store.alerts import saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
+from torch_watchdog.store.past import began_s
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import ControlHello, HelloAck, JoinAnswer, JoinRequest
@@ -170,16 +171,11 @@ class Ingest:
         With the newest reports, the incidents that it died before it could write, and the alerts that were open.
         """
         self._claim(hello.job)
-        now, last_seq, written = self._clock(), dict[str, int](), read_incidents(run_dir)
+        now, last_seq, written, events = self._clock(), dict[str, int](), read_incidents(run_dir), read_events(run_dir)
         job = Job(
-            hello,
-            started_s=now,
-            grace_s=self._config.grace_s,
-            incidents=written,
-            events=read_events(run_dir),
-            codes=xid_codes(),
+            hello, started_s=began_s(events) or now, grace_s=self._config.grace_s, incidents=written, events=events, codes=xid_codes(),
             assertions=known_assertions(),
-        )
+        )  # fmt: skip
         for node, session, report in read_reports(run_dir):
             if session != hello.session:
                 raise JobNameTakenError(hello.job, run_dir)

@@ -68,7 +68,8 @@ def _headlines(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> list[str]
     if seconds is not None:
         parts.append(f"{seconds:.0f} s")
     code = job.get("exit_code")
-    ended = "not ended" if code is None else f"exit code {code} ({job.get('exit_reason')})"
+    reason = f" ({job['exit_reason']})" if job.get("exit_reason") else ""  # only the launch's own record has it
+    ended = "not ended" if code is None else f"exit code {code}{reason}"
     return [one_line(", ".join(parts)), one_line(ended)]
 
 

@@ -35,6 +35,7 @@ class FleetStore:
         self._orphans: Mapping[str, str] = {}
         self._released: frozenset[str] = frozenset()
         self._nothing_open: frozenset[str] = frozenset()  # of those that are nobody's
+        self._taking: dict[str, str] = {}  # run -> whose it was, where the answer to its adoption was lost: no beat tells of it any more
         me = f"{socket.gethostname()}:{runs_dir}"[:200]
         self._owners = Owners(self._database, me, clock=time.monotonic, now=time.time, lease_s=lease_s)
         self.mirror = Mirror(self._database, max_bytes=_MAX_WAITING_BYTES, say=say)
@@ -69,8 +70,11 @@ class FleetStore:
         for run in sorted(orphans, key=lambda run: (run in self._not_taken, run)):  # what failed before comes last: it keeps back no other
             try:
                 bring_out(self._database, run, self._runs_dir / run)  # first: who has a run has its newest words
-                if self._owners.adopt(run, orphans[run]):
+                again = run in self._taking
+                self._taking[run] = orphans[run]
+                if self._owners.adopt(run, orphans[run], again=again):
                     adopted.add(run)
+                self._taking.pop(run)
             except Exception as error:  # noqa: BLE001 - a folder that cannot be written, a record that nobody can read
                 self._cannot_take(run, error)
                 if isinstance(error, StoreError) and not error.is_refusal:
@@ -89,7 +93,7 @@ class FleetStore:
         if tells:
             with contextlib.suppress(StoreError):  # the mirror has said it, or will
                 left_open = self._left_open()
-        return {**self._orphans, **dict.fromkeys(left_open, "")}
+        return {**self._taking, **self._orphans, **dict.fromkeys(left_open, "")}
 
     def _left_open(self) -> frozenset[str]:
         """Nobody writes of a run that is nobody's: each is looked at once. What is not open waits for the next word of its nodes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import sqlalchemy as sa
 
@@ -40,6 +41,7 @@ class Owners:
         self._database, self._me, self._clock, self._now, self._lease_s = database, me, clock, now, lease_s
         self._seen: dict[str, tuple[int, float]] = {}  # daemon -> its beat, and when it last moved
         self._released: dict[str, float] = {}  # run -> since when it is nobody's
+        self._claiming: dict[str, bool] = {}  # run -> whether it was ours, as long as no claim of it is known to be in the database
         self._number = 0
         self._beaten_s = clock()
 
@@ -62,26 +64,33 @@ class Owners:
         lost = frozenset(name for name in held if owners.get(name) != self._me)
         return Beat(lost=lost, orphans=orphans, released=self._released_for_long({name for name, owner in owners.items() if not owner}))
 
-    def adopt(self, run: str, owner: str) -> bool:
-        """Takes a run of a daemon that is gone, or nobody's; False where another one was faster. Raises StoreError."""
+    def adopt(self, run: str, owner: str, *, again: bool = False) -> bool:
+        """Takes a run of a daemon that is gone, or nobody's; False where another one was faster.
+
+        Raises StoreError: where the connection broke between the commit and its answer, the run is ours all the same, and `again` finds that out.
+        """
         with self._database.transaction() as connection:
-            return self._take(connection, run, owner)
+            return self._take(connection, run, owner) or (again and self._owner(connection, run) == self._me)
 
     def claim(self, run: str) -> bool:
         """This daemon decides for the run from now on. True where it did before, or nobody. Raises JobElsewhereError while another one does, StoreError."""
         with self._database.transaction() as connection:
-            before = connection.scalar(sa.select(RUNS.c.owner).where(RUNS.c.name == run))
+            was_ours = self._claiming.setdefault(run, self._owner(connection, run) in (None, self._me))
             connection.execute(upsert(connection, RUNS, {"name": run, "owner": self._me, "seen_s": self._now()}, ()))
             self._take(connection, run, "")  # one that was only imported
-            owner = connection.scalar(sa.select(RUNS.c.owner).where(RUNS.c.name == run))
+            owner = self._owner(connection, run)
+        self._claiming.pop(run, None)
         if owner != self._me:
             raise JobElsewhereError(run, str(owner))
-        return before in (None, self._me)
+        return was_ours
 
     def release(self) -> None:
         """This daemon ends: who is asked next for a run of it need not wait. Raises StoreError."""
         with self._database.transaction() as connection:
             connection.execute(RUNS.update().where(RUNS.c.owner == self._me).values(owner=""))
+
+    def _owner(self, connection: sa.Connection, run: str) -> str | None:
+        return cast("str | None", connection.scalar(sa.select(RUNS.c.owner).where(RUNS.c.name == run)))
 
     def _take(self, connection: sa.Connection, run: str, owner: str) -> bool:
         taken = connection.execute(RUNS.update().where(RUNS.c.name == run, RUNS.c.owner == owner).values(owner=self._me))

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.ranks import RankState
-from torch_watchdog.store.read import read_events, read_incidents, read_job, read_newest_blocks
-from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog.store.read import epoch_s, read_events, read_incidents, read_job, read_newest_blocks
+from torch_watchdog.store.run_directory import FileVersion, RunDirectory, file_version
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
-__all__ = ["MAX_JOBS", "Known", "PastJob", "exit_code_of", "past_job", "past_jobs"]
+__all__ = ["MAX_JOBS", "Known", "PastJob", "began_s", "exit_code_of", "past_job", "past_jobs"]
 
-_Version: TypeAlias = tuple[tuple[int, int] | None, ...]  # of the files that a status is made of: when each was changed, and its size
+_Version: TypeAlias = tuple[FileVersion | None, ...]  # of the files that a status is made of
 Known: TypeAlias = dict[str, tuple[_Version, JobStatus]]  # what an earlier look has found
 
 MAX_JOBS = 200
@@ -108,15 +107,7 @@ def _ended_if_read(root: Path, now_s: float) -> PastJob | None:
 
 def _version(root: Path) -> _Version:
     """Whatever changes an incident is in events.jsonl, too."""
-    return tuple(map(_file_version, (RunDirectory(root).events_file, RunDirectory(root).job_file)))
-
-
-def _file_version(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+    return tuple(map(file_version, (RunDirectory(root).events_file, RunDirectory(root).job_file)))
 
 
 def _ended(root: Path, now_s: float) -> PastJob | None:
@@ -146,10 +137,15 @@ def _status(
     return JobStatus(
         job=root.name, state="ended", policy=record.get("policy") or "stop", run_dir=run_dir,
         attempt=max((int(event.get("attempt") or 0) for event in events), default=0), world_size=record.get("world_size") or len(ranks),
-        started_s=_epoch_s(record.get("started") or next((event.get("time") for event in events), None)),
+        started_s=epoch_s(record.get("started")) or began_s(events),
         nodes=tuple(sorted({str(event["node"]) for event in joined if event.get("node")})),
         incidents=sum(not is_order(found) for found in incidents), exit_code=exit_code_of(record, events, incidents),
     )  # fmt: skip
+
+
+def began_s(events: Iterable[Mapping[str, Any]]) -> float:
+    """By its first line; 0 where there is none."""
+    return epoch_s(next((event.get("time") for event in events), None))
 
 
 def exit_code_of(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]]) -> int | None:
@@ -169,10 +165,3 @@ def _ranks(root: Path, node: str) -> tuple[RankStatus, ...]:
     for state in states.values():
         state.gone()
     return tuple(states[rank].status() for rank in sorted(states))
-
-
-def _epoch_s(text: object) -> float:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return 0.0

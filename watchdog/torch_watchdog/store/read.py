@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch_watchdog_proto.codec import MalformedMessageError, read_stored_report
 from torch_watchdog_proto.messages import NodeReport, StepBlock
 
 __all__ = [
+    "epoch_s",
     "holds_steps",
     "read_blocks",
     "read_contract",
@@ -111,6 +113,14 @@ def read_contract(path: Path) -> Mapping[str, Any]:
     if found is None:
         raise RunDirectoryError(path, "this is not the JSON object that a rank writes", "Look at the file, or at another --rank")
     return found
+
+
+def epoch_s(text: object) -> float:
+    """Of a time as these files have it; 0 where it is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _text(path: Path) -> str:

@@ -7,11 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch_watchdog.errors import RunDirectoryError
 
-__all__ = ["RunDirectory", "make_folder", "write_json"]
+__all__ = ["FileVersion", "RunDirectory", "file_version", "make_folder", "write_json"]
+
+FileVersion: TypeAlias = tuple[int, int, int]  # another one wherever the file was written to, or replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,15 @@ def make_folder(path: Path) -> None:
         raise RunDirectoryError(path, f"cannot be made ({error.strerror})", advice) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunDirectoryError(path, "cannot be written to", advice)
+
+
+def file_version(path: Path) -> FileVersion | None:
+    """None where it cannot be seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o666) -> None:

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from torch_watchdog.alerts.desk import silence_to_json
 from torch_watchdog.daemon.grants import told_as
 from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import DiskAwayError, UnknownJobError
@@ -70,8 +69,8 @@ async def _order(request: Request) -> Response:
 
 async def _alerts(request: Request) -> Response:
     alerting = _view(request).alerting
-    silences = [] if alerting is None else [silence_to_json(silence) for silence in alerting.desk.silences]
-    return JSONResponse({"alerts": [] if alerting is None else alerting.listed(), "silences": silences})
+    found = ([], []) if alerting is None else (alerting.listed(), alerting.silences())
+    return JSONResponse(dict(zip(("alerts", "silences"), found, strict=True)))
 
 
 async def _acknowledge(request: Request) -> Response:

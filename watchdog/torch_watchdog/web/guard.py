@@ -29,6 +29,7 @@ OPEN = (
     "/static/",
     "/runbooks/",
 )  # no token: nothing of any job
+_FOR_PROGRAMS = ("/api/", "/metrics")  # of which some say that they take HTML, and would take a login page for an answer
 _MAX_BODY_BYTES = 64 << 10
 _READS = ("GET", "HEAD")
 _HEADERS = {
@@ -83,8 +84,10 @@ class Guard:
         return None
 
     def _ask_for_token(self, scope: Mapping[str, Any], headers: Headers) -> Response:
-        if "text/html" in headers.get("accept", "") and scope["method"] in _READS:
-            return RedirectResponse(f"/login?next={quote(scope['path'])}", status_code=303)
+        is_page = not scope["path"].startswith(_FOR_PROGRAMS)
+        if is_page and "text/html" in headers.get("accept", ""):
+            there = f"?next={quote(scope['path'])}" if scope["method"] in _READS else ""
+            return RedirectResponse(f"/login{there}", status_code=303)
         refusal = self._refuse("no_token", 401, "send the daemon's token: `Authorization: Bearer TOKEN`")
         refusal.headers["www-authenticate"] = "Bearer"
         return refusal
