@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launching import BIN, Ended, ended, launch, script, start, torchrun, until, watchdog
 from ports import free_port
 
-from torch_watchdog.daemon.client import client_of
+from torch_watchdog.daemon.client import DaemonClient, client_of
+from torch_watchdog.errors import UnknownJobError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -100,6 +103,15 @@ class Served:
         until(lambda: self.address in (self.folder / "daemon" / "out").read_text() + (self.folder / "daemon" / "err").read_text(), "served")
         return served
 
+    @contextlib.contextmanager
+    def again(self) -> Iterator[DaemonClient]:
+        """Another daemon over the same files, until it is asked no more."""
+        self.daemon = self._serve()
+        with client_of(self.address, os.environ) as client:
+            yield client
+        self.daemon.terminate()
+        assert self.daemon.wait(30) == 0
+
     def go_on(self) -> Ended:
         (self.folder / "go").touch()
         return ended(self.training, self.folder)
@@ -130,6 +142,14 @@ def test_a_training_goes_on_when_its_daemon_is_killed_and_says_what_is_lost(tmp_
     assert run.code == 0, run.err
     assert len(run.lines("done")) == 2
     assert len([line for line in run.err.splitlines() if "cannot be reached" in line or ("daemon" in line and "lost" in line)]) == 1
+    with served.again() as client:
+        with pytest.raises(UnknownJobError):
+            client.job("served")  # neither running nor known to have ended
+        after = launch(
+            in_folder(tmp_path, "elsewhere"), [*watchdog("--dir", str(tmp_path / "watchdog_runs"), "--daemon", served.address), "true"]
+        )
+        assert after.code == 0, after.err
+        assert (client.job("served").state, client.job("served").exit_code) == ("ended", 0), "the next launch with those runs told it"
 
 
 def test_a_training_goes_on_to_its_own_numbers_when_its_node_process_is_killed(tmp_path: Path) -> None:

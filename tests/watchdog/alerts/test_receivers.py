@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from services import AlertmanagerServer, needs
 from torch_watchdog.alerts.routes import Match, Route
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog.launch.unsaid import hand_in, leave_note
 from torch_watchdog.store.left_running import runs_left_running
+from torch_watchdog.store.run_directory import write_json
 from torch_watchdog_proto import messages as m
 
 
@@ -176,6 +179,48 @@ def test_a_job_that_died_while_no_daemon_was_there_is_told_of_by_the_next_and_re
             again.steps(0, 0)
             until(lambda: receiver.bodies(event_action="resolve"))
         assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]
+
+
+def test_a_job_that_ended_while_no_daemon_was_there_is_told_of_to_nobody_where_its_launch_has_written_so(root: Path) -> None:
+    """In its own folder, which this daemon sees. That of another launch says nothing of it."""
+    for folder, session in (("ended", "ended"), ("another", "x"), ("runs-on", "runs-on")):
+        ended = None if folder == "runs-on" else "2026-11-28T12:00:00Z"
+        write_json(root / "launches" / folder / "job.json", {"schema_version": 1, "session": session, "ended": ended})
+    with HttpReceiver() as receiver:
+        with Fleet(root) as first:
+            for job in ("ended", "another", "runs-on"):
+                node = first.node(job, session=job, run_dir=str(root / "launches" / job))
+                node.rank(0, 1)
+                node.steps(0, 0)
+        assert [run.job for run in runs_left_running(first.runs, now_s=time.time())] == ["another", "runs-on"]
+        with Fleet(root, alerts=left(receiver)):
+            write_json(
+                root / "launches" / "runs-on" / "job.json", {"schema_version": 1, "session": "runs-on", "ended": "2026-11-28T12:00:01Z"}
+            )
+            until(lambda: receiver.bodies(event_action="trigger"))
+        assert [body["payload"]["group"] for body in receiver.bodies(event_action="trigger")] == ["another"]
+
+
+def test_a_launch_that_ended_while_no_daemon_was_there_has_the_next_one_say_so(root: Path) -> None:
+    with HttpReceiver() as receiver:
+        with Fleet(root) as first:
+            node = first.node(run_dir="/of/another/machine")
+            node.rank(0, 1)
+            node.steps(0, 0)
+        hello = m.NodeHello(
+            job="job", node="node-0", version="0.1.0", policy="stop", command=(), run_dir="/of/another/machine", session="s"
+        )
+        leave_note(root / "there", first.socket, hello, m.NodeGoodbye(exit_code=0))
+        leave_note(root / "there", "unix:/of/another/daemon", replace(hello, job="not-ours"), m.NodeGoodbye(exit_code=0))
+        hand_in(root / "there", first.socket, lambda: DaemonClient(first.socket, timeout_s=0.5))
+        assert len(list((root / "there").glob("*/*"))) == 2, "nobody was there: the notes are kept"
+        with Fleet(root, alerts=left(receiver)) as second:
+            until(lambda: receiver.bodies(event_action="trigger"))
+            hand_in(root / "there", second.socket, lambda: DaemonClient(second.socket))
+            until(lambda: receiver.bodies(event_action="resolve"))
+            (job,) = (one for one in second.get("api/v1/jobs").json()["jobs"] if one["job"] == "job")
+            assert (job["state"], job["exit_code"]) == ("ended", 0)
+            assert [path.name for path in (root / "there").glob("*/*")] == ["not-ours.goodbye"]
 
 
 def test_a_job_that_comes_back_to_the_next_daemon_in_time_is_told_of_to_nobody_and_late_it_is_resolved(root: Path) -> None:

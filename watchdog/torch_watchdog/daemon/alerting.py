@@ -25,7 +25,7 @@ from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.errors import JobElsewhereError, StoreError
 from torch_watchdog.store.alerts import all_saved_alerts, saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
-from torch_watchdog.store.left_running import runs_left_running
+from torch_watchdog.store.left_running import has_ended, runs_left_running
 from torch_watchdog.store.record import json_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_proto.address import is_loopback, split
@@ -170,7 +170,9 @@ class Alerting:
                 self._ask(self._tell_left(run))
 
     async def _tell_left(self, run: Awaited) -> None:
-        """A run that did not come back, unless it is at another daemon by now. It stands until its training goes on."""
+        """A run that did not come back, unless it has ended or is at another daemon by now. It stands until its training goes on."""
+        if await asyncio.to_thread(has_ended, self._runs_dir / run.job):
+            return
         if await asyncio.to_thread(self._takes, run.job):
             training_job, nodes = self._training_job(run.job), len(run.nodes)
             found = Silent(job=run.job, training_job=training_job, attempt=run.attempt, nodes=nodes, silent=run.nodes, was_left=True)

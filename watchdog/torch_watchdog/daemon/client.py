@@ -16,7 +16,7 @@ from torch_watchdog.daemon.token import named_authority, token_for
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, JoinAnswer, JoinRequest, OrderAnswer, OrderKind
-from torch_watchdog_proto.messages import StepBlock
+from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, StepBlock
 from torch_watchdog_proto.tls import new_channel
 from torch_watchdog_proto.v1 import alerts_pb2, alerts_pb2_grpc, query_pb2, query_pb2_grpc, telemetry_pb2_grpc
 
@@ -71,6 +71,11 @@ class DaemonClient:
         stub = telemetry_pb2_grpc.TelemetryStub(self._channel)
         answer = self._ask(request.rendezvous, lambda call: stub.Join(codec.plain_message(request), **call))
         return cast("JoinAnswer", codec.read_plain_message(answer))
+
+    def goodbye(self, hello: NodeHello, goodbye: NodeGoodbye) -> None:
+        """Tells the end of a launch that is over."""
+        words, stub = (codec.node_message(hello), codec.node_message(goodbye)), telemetry_pb2_grpc.TelemetryStub(self._channel)
+        self._ask(hello.job, lambda call: tuple(stub.Report(iter(words), **call)))
 
     def contract(self, name: str, rank: int = 0) -> Mapping[str, Any]:
         """What the rank has learned about its batches, as it wrote it to `contract/rank-R.json`."""

@@ -139,7 +139,10 @@ def conclude(watch: Watch, status: int, options: Sequence[str], *, came: Sequenc
     """Reads what is left, writes job.json, says how it went. `came`: signals from outside. Returns the exit code where the watchdog decided it,
     whatever else fails."""
     own_code = signals.exit_code_of(status)
-    outcome = watch.finish(own_code, os.WTERMSIG(status) if os.WIFSIGNALED(status) else None)
+    by_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    outcome = watch.finish(own_code, by_signal)
+    if not outcome.told:
+        _guarded(lambda: watch.leave_note(own_code, by_signal))
     decided = None if outcome.exit_code is None else watch.seat.config.exit_codes.get(outcome.exit_code, outcome.exit_code)
     code = own_code if decided is None else decided
     _guarded(lambda: _tell_end(watch, status, options, outcome, code, stopped=decided is not None, came=came))

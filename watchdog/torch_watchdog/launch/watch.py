@@ -26,6 +26,7 @@ from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
 from torch_watchdog.launch.summary import JobEnd, as_typed
+from torch_watchdog.launch.unsaid import hand_in, leave_note
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_agent.config import AgentConfig
@@ -33,6 +34,7 @@ from torch_watchdog_agent.node.agent import NodeAgent
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import JobStatus, JoinAnswer
+from torch_watchdog_proto.messages import NodeGoodbye, NodeHello
 
 __all__ = ["Watch", "open_watch", "shim_dir"]
 
@@ -93,11 +95,20 @@ class Watch:
     def last_status(self) -> JobStatus | None:
         """The job as the daemon has it after the goodbye; None where it does not answer, or does not show it to this token."""
         try:
-            seat = self.seat
-            with DaemonClient(seat.daemon, token=seat.token() or "", timeout_s=QUESTION_TIMEOUT_S, authority=seat.authority) as client:
+            with _client(self.seat) as client:
                 return client.job(self.job)
         except WatchdogError:
             return None
+
+    def leave_note(self, exit_code: int, signal: int | None) -> None:
+        """For a daemon of others, which goes on after this launch and did not hear its end; one note for all nodes."""
+        seat, meets = self.seat, self.seat.rendezvous
+        if self.joined is None and seat.config.daemon != "auto":
+            hello = NodeHello(
+                job=self.job, node=seat.node, version=__version__, policy=seat.config.policy, command=(), run_dir=str(self.directory.root),
+                session=seat.session, nodes=meets.nodes if meets else 1, rendezvous=meets.key if meets else "",
+            )  # fmt: skip
+            leave_note(self.directory.root.parent, seat.daemon, hello, NodeGoodbye(exit_code=exit_code, signal=signal))
 
     def write_end(self, end: JobEnd, exit_reason: str, *, world_size: int) -> None:
         """The record is the host's where there are several nodes."""
@@ -123,7 +134,13 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         node = NodeAgent(node_config, say=_without_prefix)
         node.start()  # the last thing that can fail: its thread would go on, and miss what is closed then
         say(_first_words(seat))
+        if seat.config.daemon != "auto":
+            hand_in(seat.directory.root.parent, seat.daemon, lambda: _client(seat))
         yield Watch(plan=plan, seat=seat, ring_dir=ring_dir, node=node, record=record)
+
+
+def _client(seat: Seat) -> DaemonClient:
+    return DaemonClient(seat.daemon, token=seat.token() or "", timeout_s=QUESTION_TIMEOUT_S, authority=seat.authority)
 
 
 def _first_words(seat: Seat) -> str:

@@ -6,18 +6,20 @@ Owns what counts as such a run. Reads a disk: call it in another thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch_watchdog.alerts.silent import Awaited
 from torch_watchdog.errors import WatchdogError
-from torch_watchdog.store.read import read_events, read_job
+from torch_watchdog.store.read import read_events, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.store.segments import segment_files
 
-__all__ = ["runs_left_running"]
+__all__ = ["has_ended", "runs_left_running"]
 
 _RECENT_S = 3600.0  # a job that was not heard of for so long before is news to nobody
+_MAX_JOB_BYTES = 1 << 20  # of a job.json: where another one lies is told by whoever reports
 
 
 def runs_left_running(runs_dir: Path, *, now_s: float, names: Collection[str] | None = None) -> list[Awaited]:
@@ -37,16 +39,28 @@ def _last_report_s(root: Path) -> float:
         return 0.0
 
 
-def _left_running(root: Path) -> Awaited | None:
-    """None where any node has said goodbye: then the job was ending."""
+def has_ended(root: Path) -> bool:
+    """Whether any node has said goodbye, or the launch has written down its end: here, or in its own folder where that can be seen from here."""
+    events = read_events(root)
+    if any(event.get("kind") == "node.left" for event in events) or _job_of(root).get("ended"):
+        return True
+    session = next((session for _, session, _ in read_reports(root)), None)
+    folders = {Path(event["run_dir"]) for event in events if event.get("kind") == "node.joined" and isinstance(event.get("run_dir"), str)}
+    return any(job.get("ended") and job.get("session") == session for job in map(_job_of, folders))
+
+
+def _job_of(root: Path) -> Mapping[str, Any]:
+    """Empty where it is a launch's on another machine."""
     try:
-        if read_job(root).get("ended"):
-            return None
-    except WatchdogError:
-        pass  # of a launch on another machine
+        return read_job(root) if RunDirectory(root).job_file.stat().st_size <= _MAX_JOB_BYTES else {}
+    except (WatchdogError, OSError, ValueError):
+        return {}
+
+
+def _left_running(root: Path) -> Awaited | None:
     events = read_events(root)
     nodes = {str(event["node"]) for event in events if event.get("kind") == "node.joined" and event.get("node")}
-    if not nodes or any(event.get("kind") == "node.left" for event in events):
+    if not nodes or has_ended(root):
         return None
     attempts = (event.get("attempt") for event in events)
     return Awaited(job=root.name, attempt=max((one for one in attempts if isinstance(one, int)), default=0), nodes=tuple(sorted(nodes)))
