@@ -36,6 +36,7 @@ from torch_watchdog_agent.say import Voice
 from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_agent.unread import Unread
 from torch_watchdog_proto.messages import (
+    CannotPromise,
     Commit,
     Finished,
     Noticed,
@@ -163,15 +164,15 @@ class Rank:
         if self.rescuer.takes(order):
             return ()
         if isinstance(order, Prepare) and (why := why_unknown()):
-            self._cannot_promise(why)
-            return ()
+            return (self._cannot_promise(order, why),)
         return self.gate.on_order(order)
 
-    def _cannot_promise(self, why: str) -> None:
-        """No rank acts on an order that one has not promised for: the job goes on as it is. Said once; such an order is repeated."""
+    def _cannot_promise(self, order: Prepare, why: str) -> CannotPromise:
+        """No rank acts on an order that one has not promised for: the job goes on as it is. Told each time, said once."""
         if not self._has_told_why:
             self._has_told_why = True
             self.say(f"no stop, checkpoint or skipped step of the job can be promised: {why}")
+        return CannotPromise(rank=self.identity.rank, generation=order.generation, reason=why)
 
     def _lost(self) -> None:
         self.gate.on_lost()

@@ -170,6 +170,7 @@ _RANK: dict[str, type[Any]] = {
     "refused": messages.Refused,
     "noticed": messages.Noticed,
     "ack": messages.Ack,
+    "cannot_promise": messages.CannotPromise,
     "vetoed": messages.Vetoed,
     "saving": messages.Saving,
     "saved": messages.Saved,

@@ -152,6 +152,15 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CannotPromise:
+    """In the place of an Ack: the rank does not know how far it is, or cannot keep to it. It promises nothing, and goes on."""
+
+    rank: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Vetoed:
     """The rank skipped the update of `step`."""
 
@@ -227,7 +236,22 @@ class Signalled:
 
 
 RankMessage: TypeAlias = (
-    RankHello | Hold | Refused | Noticed | Ack | Vetoed | Saving | Saved | Committed | Left | Finished | Signalled | Failed | Freed | Looked
+    RankHello
+    | Hold
+    | Refused
+    | Noticed
+    | Ack
+    | CannotPromise
+    | Vetoed
+    | Saving
+    | Saved
+    | Committed
+    | Left
+    | Finished
+    | Signalled
+    | Failed
+    | Freed
+    | Looked
 )
 
 

@@ -18,7 +18,7 @@ from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
-from torch_watchdog_proto.messages import Commit, Leave, Prepare
+from torch_watchdog_proto.messages import CannotPromise, Commit, Leave, Prepare
 from torch_watchdog_proto.rescue_words import Free, Freed
 
 
@@ -68,9 +68,10 @@ def rank(tmp_path: Path) -> Counting:
     return Counting(tmp_path)
 
 
-def test_it_promises_no_order_and_says_so_once(rank: Counting, off: str) -> None:
+def test_it_tells_that_it_can_promise_nothing_each_time_and_says_so_once(rank: Counting, off: str) -> None:
     for generation in (1, 1, 2):
-        assert rank._ordered(Prepare(generation=generation, veto=3)) == ()
+        (answer,) = rank._ordered(Prepare(generation=generation, veto=3))
+        assert isinstance(answer, CannotPromise) and answer.generation == generation and off in answer.reason
     (line,) = rank.said
     assert f"its {off} hook had turned itself off" in line
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ended, environment, launch, start, until
+from launching import SCRIPTS, ended, environment, launch, start, until
 
 from torch_watchdog.daemon.token import token_for
 
@@ -119,6 +119,20 @@ def test_a_stop_is_taken_back_while_a_rank_has_not_answered_and_nothing_of_it_re
     assert run.code == 0 and "2 ranks, 40 steps" in run.err, run.err
     assert committed(tmp_path) == set()
     assert run.lines("step") == launch(tmp_path, [*TORCHRUN, SCRIPT, *steps]).lines("step")
+
+
+def test_an_order_is_given_up_at_once_where_a_rank_does_not_know_how_far_it_is(tmp_path: Path) -> None:
+    points = str(SCRIPTS / "points.py")
+    process = start(tmp_path, [*WATCHDOG, "--job", "job", *TORCHRUN, points, "--fault", "off"])
+    until(lambda: (tmp_path / "here").exists() or process.poll() is not None, "a hook of ours is off")
+    asked = launch(tmp_path, [*WATCHDOG, "stop", "job"])
+    assert asked.code == 1 and "given up: rank 1 can promise nothing: its loader hook had turned itself off" in asked.err, asked.err
+    (incident,) = [json.loads(path.read_text()) for path in (tmp_path / "watchdog_runs" / "job").glob("incidents/*/incident.json")]
+    assert incident["kind"] == "order.stop" and incident["status"] == "resolved"
+    (tmp_path / "go").touch()
+    run = ended(process, tmp_path)
+    assert run.code == 0 and "(exit code 0)" in run.err and len(run.lines("done")) == 2, run.err
+    assert committed(tmp_path) == set()
 
 
 def test_a_launch_can_join_a_daemon_of_its_own(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ STORIES = {
     "a stop that is cancelled": Story(
         script=("--fault", "native"), asked="cancel", said={"Ack": (0,)}, told={"Prepare": BOTH, "Abandon": BOTH},
     ),
+    "a rank that can promise nothing": Story(script=("--fault", "off"), asked="stop", said={"CannotPromise": (1,)}, told={}),
     "preemption": Story(script=("--fault", "meet"), asked="signal", said={"Signalled": BOTH, "Ack": BOTH}, told={"Prepare": BOTH, "Commit": BOTH}),
     "rescue, a rank raises": Story(
         script=("--fault", "raise"), updates=(4, 5),  # the healthy rank may not have made the update that the other had before it raised
@@ -180,7 +181,10 @@ def meddle(folder: Path, story: Story, process: subprocess.Popen[str]) -> None:
     until(lambda: sign.exists() or process.poll() is not None, "the training is there")
     if process.poll() is not None:
         return
-    if story.asked == "cancel":  # a rank does not answer meanwhile
+    if story.asked == "stop":
+        launch(folder, [*watchdog("stop", "dying", "--no-wait")])
+        (folder / "go").touch()
+    elif story.asked == "cancel":  # a rank does not answer meanwhile
         launch(folder, [*watchdog("stop", "dying", "--no-wait")])
         launch(folder, [*watchdog("stop", "dying", "--cancel")])
     else:

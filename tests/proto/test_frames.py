@@ -39,6 +39,7 @@ MESSAGES = st.one_of(
     st.builds(m.Hold, rank=INT, step=INT, micro_step=INT, violation=VIOLATIONS, timeout_s=st.floats(0, 100)),
     st.builds(m.Refused, rank=INT, step=INT, micro_step=INT, violation=VIOLATIONS),
     st.builds(m.Ack, rank=INT, generation=INT, passed=st.integers(-1, 9), phase=st.sampled_from(typing.get_args(m.Phase))),
+    st.builds(m.CannotPromise, rank=INT, generation=INT, reason=TEXT),
     st.builds(m.Saved, rank=INT, generation=INT, updates_applied=INT, files=st.lists(FILES, max_size=2).map(tuple), error=st.none() | TEXT),
     st.builds(m.Commit, generation=INT, veto=st.none() | INT, stop_after=st.none() | INT, save=st.booleans(), reason=TEXT),
     st.builds(m.WriteCommitted, generation=INT, manifest=st.dictionaries(TEXT, TEXT, max_size=2)),

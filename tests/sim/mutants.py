@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from torch_watchdog_proto.messages import Ack, Commit, Order, Prepare
+from torch_watchdog_proto.messages import Ack, CannotPromise, Commit, Order, Prepare
 from torch_watchdog_proto.stop.coordinator import Coordinator
 from torch_watchdog_proto.stop.events import Event, FromRank
 from torch_watchdog_proto.stop.participant import Participant, Pass, Propose, Skip
@@ -33,6 +33,13 @@ class TakesSilenceForAYes(Coordinator):
 
 class OverlooksWhoIsPastTheGate(Coordinator):
     table = _table(("preparing", "ack_past_gate", "committed", "commit"))
+
+
+class TakesARefusalForAYes(Coordinator):
+    def handle(self, event: Event, *, now: float) -> Any:
+        if isinstance(event, FromRank) and isinstance(event.message, CannotPromise):
+            event = FromRank(message=Ack(rank=event.message.rank, generation=event.message.generation, passed=-1))
+        return super().handle(event, now=now)
 
 
 class ForgetsTheDeadline(Coordinator):
@@ -147,8 +154,9 @@ class PromisesTooMuch(Participant):
 MUTANTS: Mapping[str, dict[str, Any]] = {
     kind.__name__: {"coordinator" if issubclass(kind, Coordinator) else "participant": kind}
     for kind in (
-        CommitsAtTheFirstAnswer, TakesSilenceForAYes, OverlooksWhoIsPastTheGate, ForgetsTheDeadline, SealsTheFirstPart, SealsWhatIsNotWhole,
-        StopsAtTheSlowestRank, CallsEverythingGood, ListensToOldAnswers, ActsWithoutTheRegister, AbandonsWithoutTheRegister,
-        DoesNotKeepItsPromise, ForgetsAVetoForANewerOrder, LetsANewerOrderDisplaceAnUndecidedOne, HeedsOldOrders, AppliesWhatItVetoed, PromisesTooMuch,
+        CommitsAtTheFirstAnswer, TakesSilenceForAYes, OverlooksWhoIsPastTheGate, TakesARefusalForAYes, ForgetsTheDeadline, SealsTheFirstPart,
+        SealsWhatIsNotWhole, StopsAtTheSlowestRank, CallsEverythingGood, ListensToOldAnswers, ActsWithoutTheRegister, AbandonsWithoutTheRegister,
+        DoesNotKeepItsPromise, ForgetsAVetoForANewerOrder, LetsANewerOrderDisplaceAnUndecidedOne, HeedsOldOrders, AppliesWhatItVetoed,
+        PromisesTooMuch,
     )
 }  # fmt: skip

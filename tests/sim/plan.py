@@ -18,6 +18,7 @@ Kind: TypeAlias = Literal[
     "kill",  # rank dies at time `at`
     "kill_at_word",  # rank dies right before its word number `at` is sent
     "mute",  # rank's control thread does not answer from time `at` on, for a while
+    "hooks_off",  # from time `at` on rank does not know how far it is, and promises nothing
     "broken_save",  # rank cannot write its part
     "not_finite",  # rank's part holds NaN
     "daemon_dies",  # before it has sent its word number `at`
@@ -61,8 +62,8 @@ class Plan:
 _DELAYS = ((0.0,), (0.0, 0.0, 0.1, 0.5, 2.0), (0.0, 0.0, 0.1, 0.5, 2.0), (0.05, 1.0, 4.0, 9.0))
 _NUM_FAULTS = (0, 1, 1, 2, 2, 3, 4)
 _KINDS: tuple[Kind, ...] = (
-    *("bad",) * 8, *("stop",) * 5, *("checkpoint",) * 4, *("cancel",) * 2, "leave", "kill", "kill_at_word", "kill_at_word", "mute", "broken_save",
-    "not_finite", "daemon_dies", "daemon_dies", "cut", "cut", "node_dies", "store_dies", "restart",
+    *("bad",) * 8, *("stop",) * 5, *("checkpoint",) * 4, *("cancel",) * 2, "leave", "kill", "kill_at_word", "kill_at_word", "mute", "hooks_off",
+    "broken_save", "not_finite", "daemon_dies", "daemon_dies", "cut", "cut", "node_dies", "store_dies", "restart",
 )  # fmt: skip
 
 

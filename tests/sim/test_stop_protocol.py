@@ -169,6 +169,20 @@ def test_an_order_is_taken_back_until_it_is_decided() -> None:
     assert [rank.end for rank in late.attempts[0].ranks] == ["left"] * 2
 
 
+def test_an_order_that_a_rank_can_promise_nothing_for_is_given_up_at_once_with_its_reason() -> None:
+    world = job(Fault("hooks_off", 0.5, 1), Fault("stop", 1.0), world=3, steps=6, seed=1)
+    (closed,) = world.closed
+    assert (closed.outcome, closed.reason) == ("given_up", "rank 1 can promise nothing: its hook is off") and closed.seconds <= 0.2
+    assert {(rank.end, tuple(rank.applied)) for rank in world.attempts[0].ranks} == {("finished", tuple(range(6)))}
+
+
+def test_a_bad_batch_is_not_waited_for_where_a_rank_can_promise_nothing() -> None:
+    world = job(Fault("hooks_off", 0.0, 1), bad(2, 2), world=3, steps=6, seed=1)
+    ranks = world.attempts[0].ranks
+    assert [rank.end for rank in ranks] == ["broken", "broken", "raised"]
+    assert {tuple(rank.applied) for rank in ranks} == {(0, 1)} and ranks[2].waited <= 0.4
+
+
 def test_nobody_takes_back_the_order_of_a_bad_batch() -> None:
     world = job(bad(1, 2), *(Fault("cancel", 0.1 * tenth) for tenth in range(60)), world=2, steps=5, seed=1, delays=(0.1,))
     assert any("which nobody asked for" in refusal.reason for refusal in world.refused)

@@ -16,6 +16,7 @@ from plan import Fault, Plan
 
 from torch_watchdog_proto.messages import (
     BatchFact,
+    CannotPromise,
     Commit,
     Committed,
     Finished,
@@ -62,6 +63,7 @@ class SimRank:
     committed_checkpoint: bool | None = None
     line: bool = True  # to its node process
     muted_until: float = 0.0
+    hooks_off: bool = False
     held: tuple[RankMessage, ...] = ()  # what its node process says again to a daemon that connects
     words: int = 0
     prepares: int = 0  # that it heard
@@ -171,6 +173,9 @@ class World:
         if self.now < rank.muted_until:
             self.after(rank.muted_until - self.now, self._arrive_down, line, cut, rank, order)
             return
+        if rank.hooks_off and isinstance(order, Prepare):
+            self.tell(rank, CannotPromise(rank=rank.number, generation=order.generation, reason="its hook is off"))
+            return
         self.said_to.append((rank, order))
         if not isinstance(order, Prepare):
             rank.held = ()  # by its node process, which passes the answer on
@@ -261,6 +266,9 @@ class World:
 
     def _on_mute(self, fault: Fault) -> None:
         self.attempts[-1].ranks[fault.rank].muted_until = self.now + MUTE_FOR
+
+    def _on_hooks_off(self, fault: Fault) -> None:
+        self.attempts[-1].ranks[fault.rank].hooks_off = True
 
     def _on_node_dies(self, fault: Fault) -> None:
         rank = self.attempts[-1].ranks[fault.rank]

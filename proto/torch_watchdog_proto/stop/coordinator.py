@@ -15,6 +15,7 @@ from torch_watchdog_proto.messages import (
     EXIT_BAD_DATA,
     Abandon,
     Ack,
+    CannotPromise,
     Committed,
     Finished,
     Hold,
@@ -279,6 +280,8 @@ class Coordinator:
                 return f"rank {event.rank} is gone"
             case FromRank(message=Ack() as ack):
                 return f"rank {ack.rank} has applied step {ack.passed} already: the ranks are not in step with each other"
+            case FromRank(message=CannotPromise() as word):
+                return f"rank {word.rank} can promise nothing: {word.reason}"
             case FromRank(message=Hold()):
                 return "a bad batch came first"
             case FromRank():

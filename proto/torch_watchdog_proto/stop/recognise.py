@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from torch_watchdog_proto.messages import Ack, Committed, Finished, Hold, Left, RankHello, RankMessage, Saved, Saving, Vetoed
+from torch_watchdog_proto.messages import Ack, CannotPromise, Committed, Finished, Hold, Left, RankHello, RankMessage, Saved, Saving, Vetoed
 from torch_watchdog_proto.stop.events import CancelRequested, Event, FromRank, RankGone, StopRequested, Tick
 from torch_watchdog_proto.stop.order import OpenOrder, is_skip, why_not_whole
 from torch_watchdog_proto.stop.table import Trigger
@@ -47,7 +47,7 @@ def _said(message: RankMessage, order: OpenOrder | None, ranks: Ranks) -> Trigge
             return "hello" if _may_have_missed(message.rank, order) else None
         case Finished():
             return _gone(message.rank, order, ranks)
-        case Ack() | Vetoed() | Saving() | Saved() | Committed() | Left() if message.generation == order.generation:
+        case Ack() | CannotPromise() | Vetoed() | Saving() | Saved() | Committed() | Left() if message.generation == order.generation:
             return _answered(message, order, ranks.world)
     return None
 
@@ -74,10 +74,14 @@ def _may_have_missed(rank: int, order: OpenOrder) -> bool:
     return rank not in order.left
 
 
-def _answered(message: Ack | Vetoed | Saving | Saved | Committed | Left, order: OpenOrder, world: Set[int]) -> Trigger | None:
+def _answered(
+    message: Ack | CannotPromise | Vetoed | Saving | Saved | Committed | Left, order: OpenOrder, world: Set[int]
+) -> Trigger | None:
     match message:
         case Ack():
             return _promised(message, order, world)
+        case CannotPromise():
+            return "cannot_promise"
         case Vetoed() if is_skip(order):
             return "last_vetoed" if world <= order.left | {message.rank} else "vetoed"
         case Saving():

@@ -1,6 +1,6 @@
 """A training for fault points: after every update each rank says the digest of its parameters, which DDP keeps the same on all ranks.
 
-Knows nothing of the watchdog. `--fault`: what rank 1 does in front of step 5.
+Knows nothing of the watchdog but, with `--fault off`, a part of it to break. `--fault`: what rank 1 does in front of step 5.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def fault(how: str) -> None:
     if how == "native":  # and keeps the interpreter's lock: nothing can be asked of this rank meanwhile
         Path("native").touch()
         ctypes.PyDLL(None).sleep(SLEEP_S)
-    if how == "meet":
+    if how == "off":  # as if a hook of the watchdog's had met a failure of its own in this rank
+        sys.modules["torch_watchdog_agent.turned_off"].turned_off("loader")
+    if how in ("meet", "off"):
         Path("here").touch()
         deadline = time.monotonic() + 60
         while not Path("go").exists() and time.monotonic() < deadline:
