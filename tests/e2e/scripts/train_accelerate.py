@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 VOCABULARY, LENGTH, CLASSES = 40, 6, 3
+ON_GPU = os.environ.get("E2E_DEVICE") == "cuda"
 
 
 class Rows(Dataset):
@@ -59,7 +60,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     sha = hashlib.sha256()
     tensors = [*model.state_dict().values(), *(value for state in optimizer.state_dict()["state"].values() for value in state.values())]
     for tensor in tensors:
-        sha.update(tensor.contiguous().numpy().tobytes())
+        sha.update(tensor.cpu().contiguous().numpy().tobytes())
     return sha.hexdigest()
 
 
@@ -78,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     seedable = DataLoaderConfiguration(use_seedable_sampler=True)
-    accelerator = Accelerator(cpu=True, dataloader_config=seedable, gradient_accumulation_steps=args.accumulate)
+    accelerator = Accelerator(cpu=not ON_GPU, dataloader_config=seedable, gradient_accumulation_steps=args.accumulate)
     set_seed(7)
     model = Net(args.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

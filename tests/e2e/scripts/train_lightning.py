@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 VOCABULARY, LENGTH, CLASSES = 40, 6, 3
+ON_GPU = os.environ.get("E2E_DEVICE") == "cuda"
 
 
 class Rows(Dataset):
@@ -77,7 +78,7 @@ class Net(lightning.LightningModule):
     def digest(self) -> str:
         """Of the parameters and of what their next update depends on; not of the scheduler's, which has moved on where we look."""
         state = [value for held in self.optimizers().optimizer.state_dict()["state"].values() for _, value in sorted(held.items())]
-        return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in [*self.parameters(), *state])).hexdigest()
+        return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in [*self.parameters(), *state])).hexdigest()
 
 
 class Collate:
@@ -110,8 +111,8 @@ def main() -> None:
     torch.set_num_threads(1)
     lightning.seed_everything(7, verbose=False)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=args.epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        accelerator="gpu" if ON_GPU else "cpu", devices=2, strategy="ddp", max_epochs=args.epochs, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True, collate_fn=Collate(args.instead))
     trainer.fit(Net(args.never, None if args.ckpt else args.dies, args.dropout), loader, ckpt_path=args.ckpt)

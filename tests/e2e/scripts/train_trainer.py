@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 VOCABULARY, LENGTH, CLASSES = 40, 6, 3
+ON_GPU = os.environ.get("E2E_DEVICE") == "cuda"
 
 
 class Rows(Dataset):
@@ -116,10 +117,10 @@ class EachStep(TrainerCallback):
 def digest(trainer: Trainer) -> str:
     sha = hashlib.sha256(repr((trainer.state.global_step, sorted(trainer.lr_scheduler.state_dict().items()))).encode())
     for name, value in sorted(trainer.model.state_dict().items()):
-        sha.update(name.encode() + value.contiguous().numpy().tobytes())
+        sha.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
     for state in trainer.optimizer.state_dict()["state"].values():
         for name, value in sorted(state.items()):
-            sha.update(name.encode() + value.contiguous().numpy().tobytes())
+            sha.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
     return sha.hexdigest()
 
 
@@ -144,7 +145,7 @@ def main() -> None:
     torch.manual_seed(7)
     args = TrainingArguments(
         output_dir="trained", per_device_train_batch_size=4, num_train_epochs=given.epochs, gradient_accumulation_steps=given.accumulate, learning_rate=0.1,
-        logging_steps=1, save_strategy="steps", save_steps=given.save_steps, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
+        logging_steps=1, save_strategy="steps", save_steps=given.save_steps, save_total_limit=2, report_to=[], disable_tqdm=True, use_cpu=not ON_GPU, seed=7,
         remove_unused_columns=False, **({"enable_jit_checkpoint": True} if given.jit else {}),
         **({"eval_strategy": "steps", "eval_steps": given.save_steps, "load_best_model_at_end": True} if given.best else {}),
     )  # fmt: skip
