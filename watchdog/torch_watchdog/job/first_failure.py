@@ -120,7 +120,7 @@ def first_failure(
 def _out_of_step(ends: Sequence[RankEnd], skipped: Mapping[int, int], waiting: set[int]) -> FirstFailure | None:
     """All that failed only waited for others, and a rank had skipped a batch: the first that did is why."""
     # Who ended well ran no backward of the step in which it did so, which may be known before the end's own step is.
-    left = {end.rank: end.step for end in ends if end.finished and end.step is not None}
+    left = {end.rank: end.step for end in ends if (end.finished or end.torn_down) and end.step is not None}
     step, rank = min(((step, rank) for rank, step in skipped.items() if rank not in left or step < left[rank]), default=(0, -1))
     victims = tuple(sorted(waiting - {rank}))
     if rank < 0 or not victims:
