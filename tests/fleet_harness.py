@@ -140,6 +140,13 @@ class Fleet:
         self.nodes.append(node)
         return node
 
+    def training(self, job: str = "job", **more: Any) -> SimulatedNode:
+        """Its one rank has taken a step."""
+        node = self.node(job, **more)
+        node.rank(0, 1)
+        node.steps(0, 0)
+        return node
+
     def get(self, path: str, **more: Any) -> httpx.Response:
         return self.http.get(path, **more)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,6 @@ CONFIG = """
 route: {{receiver: team, group_by: [alertname, training_job], group_wait: 0s, group_interval: 1s}}
 receivers: [{{name: team, webhook_configs: [{{url: "http://127.0.0.1:{port}/team"}}]}}]
 """
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tw") as path:
-        yield Path(path)
 
 
 def dies(node: SimulatedNode) -> None:

@@ -6,13 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fleet_harness import SimulatedNode, until
 from http_receiver import HttpReceiver
 
@@ -52,12 +49,6 @@ class Serve:
 
     def node(self, job: str, **more: Any) -> SimulatedNode:
         return SimulatedNode(self.address, job, metadata=((TOKEN_KEY, TOKEN),), **more)
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tw") as path:
-        yield Path(path)
 
 
 def test_a_daemon_that_is_killed_before_it_could_tell_tells_after_it_is_back(root: Path) -> None:

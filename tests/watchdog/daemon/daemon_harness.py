@@ -12,18 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
 from ports import free_port
 
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
 from torch_watchdog.errors import WatchdogError
+from torch_watchdog.store.read import read_blocks
 from torch_watchdog_agent.node.agent import NodeAgent
 from torch_watchdog_agent.node.config import NodeConfig
+from torch_watchdog_proto import codec
+from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import JobStatus
 from torch_watchdog_proto.frames import Decoder, encode
 from torch_watchdog_proto.messages import Order, RankHello, RankMessage
 from torch_watchdog_proto.record import KeyNamed, MicroStep, Record, RingHeader, RingWriter, StepDone, TensorSeen, ring_bytes
+from torch_watchdog_proto.v1 import telemetry_pb2_grpc
 
 DAEMON_PROGRAM = """
 import asyncio, sys
@@ -200,3 +206,30 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+# What is said on a stream by hand
+
+HELLO = m.NodeHello(job="job", node="node", version="0.1.0", policy="stop", command=("train",), run_dir="/elsewhere", session="s")
+
+
+def report(seq: int, *steps: int) -> m.NodeReport:
+    return m.NodeReport(seq=seq, time_ns=seq, blocks=(m.StepBlock(rank=0, attempt=0, pid=1, first_record=1, step=steps),))
+
+
+def talk(address: str, *says: Any, metadata: Any = ()) -> list[Any]:
+    """One telemetry stream from hello to end; the answers."""
+    with grpc.insecure_channel(address) as channel:
+        requests = iter([codec.node_message(one) for one in says])
+        answers = telemetry_pb2_grpc.TelemetryStub(channel).Report(requests, timeout=20, metadata=metadata)
+        return [codec.read_daemon_message(answer) for answer in answers]
+
+
+def refusal(address: str, *says: Any, metadata: Any = ()) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        talk(address, *says, metadata=metadata)
+    return caught.value.code(), caught.value.details()
+
+
+def kept_steps(run_dir: Path, rank: int | None = None) -> list[int]:
+    return [step for block in read_blocks(run_dir, rank) for step in block.step]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -26,22 +28,27 @@ def ended(folder: Path, name: str, *events: dict[str, object]) -> Path:
     return file
 
 
+def asked(folder: Path, ask: Callable[[DiskReader], Awaitable[None]], patience_s: float = 30.0) -> None:
+    async def with_it() -> None:
+        with contextlib.closing(DiskReader(folder, patience_s=patience_s)) as disk:
+            await ask(disk)
+
+    asyncio.run(with_it())
+
+
 def test_what_is_read_comes_back_and_so_does_what_it_raises(tmp_path: Path) -> None:
-    async def ask() -> None:
-        disk = DiskReader(tmp_path)
+    async def ask(disk: DiskReader) -> None:
         assert await asyncio.gather(*(disk.read(lambda n=n: n) for n in range(20))) == list(range(20))
         with pytest.raises(ZeroDivisionError):
             await disk.read(lambda: 1 // 0)
-        disk.close()
 
-    asyncio.run(ask())
+    asked(tmp_path, ask)
 
 
 def test_a_disk_that_hangs_is_said_and_the_list_of_ended_jobs_stays_as_it_was_read(tmp_path: Path) -> None:
     hangs = threading.Event()
 
-    async def ask() -> None:
-        disk = DiskReader(tmp_path, patience_s=0.2)
+    async def ask(disk: DiskReader) -> None:
         past = PastList(tmp_path, disk, patience_s=0.1)
         ended(tmp_path, "old")
         first = await past.without(())
@@ -56,24 +63,21 @@ def test_a_disk_that_hangs_is_said_and_the_list_of_ended_jobs_stays_as_it_was_re
         while (back := await past.without(("old",))).is_earlier:
             pass
         assert [job.job for job in back.jobs] == ["new"]
-        disk.close()
 
-    asyncio.run(ask())
+    asked(tmp_path, ask, patience_s=0.2)
 
 
 def test_many_who_ask_a_disk_that_hangs_are_told_at_once(tmp_path: Path) -> None:
     hangs = threading.Event()
 
-    async def ask() -> None:
-        disk = DiskReader(tmp_path, patience_s=30)
+    async def ask(disk: DiskReader) -> None:
         waiting = [asyncio.create_task(disk.read(hangs.wait)) for _ in range(80)]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
         assert all("many wait for it already" in str(task.exception()) for task in done) and done
         hangs.set()
         await asyncio.gather(*waiting, return_exceptions=True)
-        disk.close()
 
-    asyncio.run(ask())
+    asked(tmp_path, ask)
 
 
 def test_a_process_ends_while_its_disk_hangs(tmp_path: Path) -> None:

@@ -75,17 +75,13 @@ def test_an_alert_of_a_daemon_that_ended_is_resolved_by_the_other_under_its_key(
     store = f"sqlite:///{root / 'store.sqlite'}"
     with HttpReceiver() as receiver:
         with daemon(root, "a", store, alerts=pager(receiver)) as first:
-            node = first.node("job")
-            node.rank(0, 1)
-            node.steps(0, 0)
+            node = first.training("job")
             node.exited(0, signal=9)
             node.goodbye(1)
             until(lambda: receiver.bodies(event_action="trigger"))
         with daemon(root, "b", store, alerts=pager(receiver)) as second:
             assert second.node("job").hello.next_seq == 3
-            again = second.node("job.2", session="t")
-            again.rank(0, 1)
-            again.steps(0, 0)
+            second.training("job.2", session="t")
             until(lambda: receiver.bodies(event_action="resolve"))
         told = Counter((body["event_action"], body["dedup_key"]) for body in receiver.bodies())
         assert set(told.values()) == {1} and len({key for _, key in told}) == 1
@@ -96,9 +92,7 @@ def test_an_alert_of_a_daemon_that_ended_in_order_is_told_on_by_one_that_lives_b
     store = f"sqlite:///{root / 'store.sqlite'}"
     with HttpReceiver() as receiver, HttpReceiver() as boss, daemon(root, "b", store, alerts=pager(receiver, boss)) as second:
         with daemon(root, "a", store, alerts=pager(receiver, boss)) as first:
-            node = first.node("job")
-            node.rank(0, 1)
-            node.steps(0, 0)
+            node = first.training("job")
             node.exited(0, signal=9)
             node.goodbye(1)
             until(lambda: receiver.bodies(event_action="trigger"))
@@ -107,9 +101,7 @@ def test_an_alert_of_a_daemon_that_ended_in_order_is_told_on_by_one_that_lives_b
         assert alert["name"] == "job/1"
         assert [line for line in second.said if "took over" in line] == ["took over 1 jobs of a daemon that is gone or has ended: job"]
         (escalated,) = until(lambda: boss.bodies(event_action="trigger"))
-        again = second.node("job.2", session="t")
-        again.rank(0, 1)
-        again.steps(0, 0)
+        second.training("job.2", session="t")
         until(lambda: receiver.bodies(event_action="resolve") and boss.bodies(event_action="resolve"))
         assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]
         assert {body["dedup_key"] for body in (*receiver.bodies(), *boss.bodies())} == {escalated["dedup_key"]}
@@ -121,9 +113,7 @@ def test_a_job_that_dies_with_its_daemon_is_told_of_by_the_one_that_takes_over_a
         config = replace(pager(receiver), silent_s=1.5)
         with daemon(root, "a", store) as first:
             for job in ("dies", "moves"):
-                node = first.node(job, session=job)
-                node.rank(0, 1)
-                node.steps(0, 0)
+                first.training(job, session=job)
         with daemon(root, "b", store, alerts=config) as second, daemon(root, "a", store, alerts=config) as again:
             second.node("moves", session="moves")
             until(lambda: receiver.bodies(event_action="trigger"))
@@ -153,9 +143,7 @@ def test_a_daemon_that_was_taken_for_dead_gives_its_job_up_and_writes_no_more_of
 @needs("initdb", "postgres")
 def test_postgresql_stops_for_a_while_and_no_report_is_acked_before_it_is_back(root: Path) -> None:
     with PostgresServer(root) as postgres, daemon(root, "a", postgres.url) as fleet:
-        node = fleet.node()
-        node.rank(0, 1)
-        node.steps(0, 0)
+        node = fleet.training()
         postgres.stop()
         acked = threading.Event()
         waiting = threading.Thread(target=lambda: (node.steps(0, 1), acked.set()), daemon=True)
