@@ -71,16 +71,17 @@ class Newest:
         self._under_way = False
         self._value: float | None = None
 
-    def put(self, number: Any) -> None:
-        """A tensor of one element, or a plain number. One that is spread over ranks is left alone: reading it would be a collective."""
+    def put(self, number: Any) -> bool:
+        """A tensor of one element, or a plain number. One that is spread over ranks is left alone (False): reading it would be a collective."""
         if not hasattr(number, "numel"):
             self._value = float(number)
         elif hasattr(number, "full_tensor") or number.numel() != 1:
-            return
+            return False
         elif not number.is_cuda:
             self._value = float(number.detach())
         elif not self._under_way:
             self._copy(number.detach())
+        return True
 
     def take(self) -> float | None:
         """The number once it is there, and only once."""

@@ -29,7 +29,8 @@ class AgentConfig:
     `restore()` takes by default. `bounds`: declared for tensors of the batch. `scan`: look at the data instead of training on it;
     `scan_after`: the folder of an interrupted scan; `replay`: a
     recorded batch that takes the place of the first; `device_gate`: try to save from a GPU after a failure;
-    `bundles`: keep the batches that were held or that a rank failed on; `watch_modules`: look at the output of every module, for a loss that is no number.
+    `bundles`: keep the batches that were held or that a rank failed on; `watch_modules`: look at the output of every module, for a loss that is no number;
+    `watch_gradients`: compute the norm of the gradients in steps whose loop does not.
     """
 
     job: str
@@ -54,6 +55,7 @@ class AgentConfig:
     device_gate: bool = True
     bundles: bool = True
     watch_modules: bool = False
+    watch_gradients: bool = False
 
     def to_env(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

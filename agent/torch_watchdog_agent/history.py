@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from torch_watchdog_agent.arriving import Copies, Memory, Newest, arrived, elapsed_ns
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.recorder import UNKNOWN, Recorder
-from torch_watchdog_proto.record import DeviceNamed, MicroStep, StepDone, TensorSeen, TokenizerSeen
+from torch_watchdog_proto.record import DeviceNamed, GradientsSharded, MicroStep, StepDone, TensorSeen, TokenizerSeen
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.contract.check import TensorStat
+    from torch_watchdog_agent.gradients import Norm
 
 __all__ = ["History"]
 
@@ -50,6 +51,8 @@ class History:
         self._handed_ns = self._backward_since_ns = self._backward_ns = 0
         self._copies, self._memory = Copies(2 * _MAX_PENDING_LOSSES), Memory()
         self._norms, self._scales, self._scale = Newest(), Newest(), 0.0
+        self._was_told_norm, self._made_norm = False, None  # the second: a tensor, of this step so far
+        self._has_shards = False  # of gradients, and not the whole
         self._reach, self._tokens = Newest(), 0
         self._steps_done = 0
         self.scale_is_known = False
@@ -117,7 +120,25 @@ class History:
     def norm_seen(self, norm: Any) -> None:
         """The norm of all gradients, as the loop's own clipping has computed it."""
         self._signs = True
-        self._norms.put(norm)
+        self._was_told_norm = self._norms.put(norm)
+
+    def has_been_told_norm(self) -> bool:
+        """Whether the loop has computed a norm that can be read, since this was asked."""
+        told, self._was_told_norm = self._was_told_norm, False
+        return told
+
+    def norm_made(self, norm: Norm | None) -> None:
+        """On request: of the gradients of one optimizer. The norms of several, of one step, are joined."""
+        if norm is None:
+            return
+        self._signs = True
+        self._made_norm = (
+            norm.value if self._made_norm is None else self._made_norm.to(norm.value.device, non_blocking=True).hypot(norm.value)
+        )
+        self._norms.put(self._made_norm)
+        if norm.is_of_shard and not self._has_shards and self._recorder is not None:
+            self._has_shards = True
+            self._recorder.write(GradientsSharded())
 
     def scale_seen(self, scale: Any) -> None:
         """What a GradScaler multiplies losses with from now on."""
@@ -193,14 +214,16 @@ class History:
                     ),
                 )
             )  # fmt: skip
-            if self._memory.uuid or self._tokens:
+            if self._memory.uuid or self._tokens or self._has_shards:
                 self._name_again(self._recorder, step)
-        self._last_gate_ns, self._backward_ns = now_ns, 0
+        self._last_gate_ns, self._backward_ns, self._made_norm = now_ns, 0, None
 
     def _name_again(self, recorder: Recorder, step: int) -> None:
-        """The GPU, which is known some steps after the first, and the tokenizer."""
+        """The GPU, which is known some steps after the first, the tokenizer, and of what the norms are."""
         if self._memory.uuid and self._steps_done % _NAME_EVERY == 0:
             recorder.write(DeviceNamed(uuid=self._memory.uuid))
         if self._tokens and step % _NAME_EVERY == 0:
             recorder.write(TokenizerSeen(tokens=self._tokens))
+        if self._has_shards and step % _NAME_EVERY == 0:
+            recorder.write(GradientsSharded())
         self._steps_done += bool(self._memory.uuid)

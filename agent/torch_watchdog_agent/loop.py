@@ -100,7 +100,7 @@ class Loop:
         self._stepped.clear()
 
     def at_gate(self, optimizer: int) -> int:
-        """An optimizer is about to step; returns the window that this belongs to.
+        """An optimizer is about to step; returns the window that this belongs to. `optimizer`: its number, until it is gone.
 
         A second optimizer of the same window shares its gate, and so does one that steps as often as it usually does for one batch. Where no loader is seen,
         the same optimizer again means a new window; one that steps more often than usual does where the loader has ended, and where the window was vetoed:
@@ -111,6 +111,11 @@ class Loop:
             self._begin_at_gate(steps, is_spent=steps >= (1 if self._is_batchless else self._usual_steps.get(optimizer, 1)))
         self._stepped[optimizer] = self._stepped.get(optimizer, 0) + 1
         return self.step
+
+    def optimizer_gone(self, optimizer: int) -> None:
+        """Its number may be another one's from now on."""
+        self._stepped.pop(optimizer, None)
+        self._usual_steps.pop(optimizer, None)
 
     def _begin_at_gate(self, steps: int, *, is_spent: bool) -> None:
         if self.fed_elsewhere or not self.batches_seen:

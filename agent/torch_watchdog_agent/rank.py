@@ -77,7 +77,7 @@ class Rank:
         self.loop = Loop()
         register = DecisionRegister(os.environ, attempt=identity.attempt, world_size=identity.world_size, say=self.say)
         self.gate = Gate(identity.rank, register.decide)
-        self.subjects = Subjects()
+        self.subjects = Subjects(optimizer_gone=self.loop.optimizer_gone)
         self.window = WindowState(self.subjects, say=self.say)
         self._has_told_why = False
         self._leaving = False  # by an order of ours
@@ -397,15 +397,14 @@ class Rank:
     def _at_gate(self, optimizer: Any) -> int | None:
         if self.saver.busy:
             return None
-        if optimizer is not None:
-            self.subjects.optimizer_seen(optimizer)
+        stepping = 0 if optimizer is None else self.subjects.optimizer_seen(optimizer)
         self._gates_seen = True
         if self._unread.under_check:
             self._settle()
         if self._loss_is_under_way:
             self._look_inside(self.history.newest_loss())
         self._trains_in_eval |= self.evaluating()
-        number = self.loop.at_gate(id(optimizer))
+        number = self.loop.at_gate(stepping)
         if self.loop.is_new_at_gate or (self.loop.fed_elsewhere and not self.loop.trained_on):
             self._opened_at_gate()
         if self._clearance is not None and self.loop.drains and not self.loop.trained_on:

@@ -365,11 +365,12 @@ class StepBlock:
     backward_ns: tuple[
         int, ...
     ] = ()  # from each loss to the next fetch or the gate, and in the forward's own waiting: what is not the rank's own
-    grad_norm: tuple[float, ...] = ()  # of the loop's own clipping, -1 where it has none
+    grad_norm: tuple[float, ...] = ()  # of the loop's own clipping, or on request ours; -1: none
     alloc_retries: tuple[int, ...] = ()  # of the allocator so far
     tensors: tuple[TensorColumns, ...] = ()
     gpu: str = ""  # UUID of the GPU that this rank computes on
     tokens: int = 0  # ids that the tokenizer of its data has, 0 where none is known
+    norms_of_shard: bool = False  # grad_norm is of this rank's shard of the gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

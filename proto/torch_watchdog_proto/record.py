@@ -27,6 +27,7 @@ __all__ = [
     "RECORD_BYTES",
     "VERSION",
     "DeviceNamed",
+    "GradientsSharded",
     "KeyNamed",
     "MicroStep",
     "Note",
@@ -147,7 +148,7 @@ class StepDone(NamedTuple):
     """One update window has passed its gate (`vetoed`: without an update). Bytes and retries are the allocator's figures, 0 on a CPU.
 
     `backward_ns`: the loop's time from each loss to the next fetch or the gate, and where its forward waits for other ranks. `grad_norm`: what the
-    loop's own clipping computed, -1: nothing.
+    loop's own clipping computed, or on request we, -1: nothing.
     """
 
     step: int
@@ -178,7 +179,11 @@ class TokenizerSeen(NamedTuple):
     tokens: int
 
 
-Record: TypeAlias = KeyNamed | TensorSeen | MicroStep | StepDone | Note | DeviceNamed | TokenizerSeen
+class GradientsSharded(NamedTuple):
+    """The norms of gradients that this rank records are those of its own shard; repeated now and then."""
+
+
+Record: TypeAlias = KeyNamed | TensorSeen | MicroStep | StepDone | Note | DeviceNamed | TokenizerSeen | GradientsSharded
 
 
 def ring_bytes(capacity: int) -> int:
@@ -343,6 +348,7 @@ _KINDS: tuple[tuple[type[Record], Callable[..., bytes], Callable[[bytes], Record
     (Note, _pack_note, _unpack_note),
     (DeviceNamed, _pack_device, _unpack_device),
     (TokenizerSeen, _TOKENIZER.pack, lambda payload: TokenizerSeen(*_TOKENIZER.unpack(payload))),
+    (GradientsSharded, bytes, lambda _: GradientsSharded()),
 )
 
 

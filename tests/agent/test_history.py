@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from torch_watchdog_agent.contract.check import TensorStat
+from torch_watchdog_agent.gradients import Norm
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.recorder import Recorder
-from torch_watchdog_proto.record import KeyNamed, MicroStep, Record, RingReader, StepDone, TensorSeen
+from torch_watchdog_proto.record import GradientsSharded, KeyNamed, MicroStep, Record, RingReader, StepDone, TensorSeen
 
 
 class Recorded:
@@ -56,6 +57,31 @@ def test_a_norm_that_is_spread_over_ranks_is_left_alone(recorded: Recorded) -> N
     recorded.history.norm_seen(SimpleNamespace(numel=lambda: 1, full_tensor=None))
     recorded.step()
     assert [step.grad_norm for step in recorded.read(StepDone)] == [-1.0]
+
+
+def test_norms_made_on_request_for_several_optimizers_of_a_step_are_one(recorded: Recorded) -> None:
+    recorded.history.norm_made(Norm(torch.tensor(3.0), is_of_shard=False))
+    recorded.history.norm_made(Norm(torch.tensor(4.0), is_of_shard=False))
+    recorded.history.norm_made(None)
+    recorded.step()
+    recorded.step()
+    assert [step.grad_norm for step in recorded.read(StepDone)] == [5.0, -1.0]
+    assert not recorded.read(GradientsSharded)
+
+
+def test_that_norms_are_a_shards_is_told_at_once_and_not_with_each_step(recorded: Recorded) -> None:
+    for _ in range(5):
+        recorded.history.norm_made(Norm(torch.tensor(3.0), is_of_shard=True))
+        recorded.step()
+    assert len(recorded.read(GradientsSharded)) == 2  # and with step 0, as with every 4,096th: a ring forgets
+
+
+def test_a_norm_that_the_loop_has_told_is_asked_for_once_and_one_that_cannot_be_read_is_none(recorded: Recorded) -> None:
+    history = recorded.history
+    history.norm_seen(torch.tensor(2.5))
+    assert (history.has_been_told_norm(), history.has_been_told_norm()) == (True, False)
+    history.norm_seen(SimpleNamespace(numel=lambda: 1, full_tensor=None))
+    assert not history.has_been_told_norm()
 
 
 def test_a_scale_stays_until_the_next(recorded: Recorded) -> None:

@@ -116,6 +116,16 @@ def test_a_loop_that_fetches_ahead_and_steps_several_times_for_a_batch_drains_wi
     assert numbers == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
+def test_an_optimizer_that_is_gone_leaves_no_habits_to_one_that_gets_its_number() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.handed_over()
+        step(loop), step(loop), step(loop)
+    loop.optimizer_gone(ADAM)
+    loop.pass_ended()
+    assert [step(loop) for _ in range(3)] == [1, 2, 3]
+
+
 def test_each_update_after_the_loader_has_ended_is_counted() -> None:
     """Phase 1 from a DataLoader, phase 2 on tensors in memory, with two optimizers; and again."""
     loop = Loop()

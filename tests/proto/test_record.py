@@ -12,6 +12,7 @@ from torch_watchdog_proto.record import (
     HEADER_BYTES,
     RECORD_BYTES,
     DeviceNamed,
+    GradientsSharded,
     KeyNamed,
     MicroStep,
     Note,
@@ -32,6 +33,7 @@ REAL = st.floats(allow_nan=False)
 RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(KeyNamed, key_id=st.integers(0, 65535), name=st.text("abcdefgh._0é", max_size=100), low=REAL, high=REAL),
     st.builds(TokenizerSeen, tokens=st.integers(0, 1 << 40)),
+    st.builds(GradientsSharded),
     st.builds(DeviceNamed, uuid=st.text("GPU-0123abc", max_size=60)),
     st.builds(
         TensorSeen,

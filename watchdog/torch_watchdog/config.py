@@ -63,6 +63,7 @@ class LaunchConfig:
     device_gate: bool = True
     bundles: bool = True
     watch_modules: bool = False
+    watch_gradients: bool = False
     enabled: bool = True
     overruled: tuple[str, ...] = ()
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # ours -> what this site's scheduler is to see
@@ -288,6 +289,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "device_gate": _keeper,
     "bundles": _keeper,
     "watch_modules": _keeper,
+    "watch_gradients": _keeper,
     "on_signal": _on_signal,
     "signal_grace": _grace,
     "web": _web,

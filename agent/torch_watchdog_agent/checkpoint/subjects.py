@@ -25,20 +25,28 @@ class TrainingState:
     scalers: tuple[Any, ...]
 
 
+def _to_nobody(_: int) -> None:
+    """Nobody asks."""
+
+
 class Subjects:
     """Collects what the hooks see. The `*_seen` calls cost well under a microsecond once an object is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, optimizer_gone: Callable[[int], None] = _to_nobody) -> None:
+        """`optimizer_gone`: told the number of one that is no more."""
         self.generation = 0  # changes whenever an object came or went: whoever derived something from the lists derives it anew
-        self._optimizers = _Seen(self._changed)
+        self._optimizers = _Seen(self._changed, gone=optimizer_gone)
         self._schedulers = _Seen(self._changed)
         self._scalers = _Seen(self._changed)
         self._models = _Seen(self._changed)
         self._found: tuple[int, tuple[weakref.ref[Any], ...]] = (-1, ())
 
-    def optimizer_seen(self, optimizer: Any) -> None:
+    def optimizer_seen(self, optimizer: Any) -> int:
+        """Its number for as long as it lives, a wrapper's the same."""
         if optimizer not in self._optimizers:
-            self._optimizers.add(inner_optimizer(optimizer))
+            optimizer = inner_optimizer(optimizer)
+            self._optimizers.add(optimizer)
+        return id(optimizer)
 
     def scheduler_seen(self, scheduler: Any) -> None:
         self._schedulers.add(scheduler)
@@ -89,9 +97,9 @@ class Subjects:
 class _Seen:
     """Objects in the order they were first seen, each once, none kept alive."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None], *, gone: Callable[[int], None] = _to_nobody) -> None:
         self.refs: dict[int, weakref.ref[Any]] = {}
-        self._changed = changed
+        self._changed, self._gone = changed, gone
 
     def add(self, item: Any) -> None:
         key = id(item)
@@ -105,6 +113,7 @@ class _Seen:
 
     def _forget(self, key: int) -> None:
         self.refs.pop(key, None)
+        self._gone(key)
         self._changed()
 
     def __iter__(self) -> Iterator[Any]:

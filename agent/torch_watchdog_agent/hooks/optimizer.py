@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torch_watchdog_agent.gradients import norm_of
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.rank import VETOED
 
@@ -104,7 +105,16 @@ def _enter(optimizer: Any) -> int | None:
     number = here.enter_gate(optimizer)
     if number == VETOED or _any_left_out:
         _mark(optimizer, number)
+    if here.config.watch_gradients and number is not None and number != VETOED:
+        _watch_gradients(optimizer)
     return number
+
+
+@guarded("gradients")
+def _watch_gradients(optimizer: Any) -> None:
+    here = rank()
+    if here is not None and not here.history.has_been_told_norm():
+        here.history.norm_made(norm_of(optimizer))
 
 
 def _mark(optimizer: Any, number: int | None) -> None:

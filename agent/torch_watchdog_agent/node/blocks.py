@@ -11,7 +11,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from torch_watchdog_proto.messages import StepBlock, TensorColumns
-from torch_watchdog_proto.record import DeviceNamed, KeyNamed, MicroStep, Note, Record, RingHeader, StepDone, TensorSeen, TokenizerSeen
+from torch_watchdog_proto.record import (
+    DeviceNamed,
+    GradientsSharded,
+    KeyNamed,
+    MicroStep,
+    Note,
+    Record,
+    RingHeader,
+    StepDone,
+    TensorSeen,
+    TokenizerSeen,
+)
 
 __all__ = ["BlockBuilder"]
 
@@ -25,7 +36,7 @@ class BlockBuilder:
     def __init__(self, header: RingHeader) -> None:
         self._header = header
         self._keys: dict[int, KeyNamed] = {}
-        self._gpu, self._tokens = "", 0
+        self._gpu, self._tokens, self._has_shards = "", 0, False
         self._waiting: list[TensorSeen] = []
 
     def build(self, records: Sequence[Record], *, first_record: int, lost: int) -> tuple[StepBlock | None, tuple[Note, ...]]:
@@ -53,6 +64,8 @@ class BlockBuilder:
                 self._gpu = record.uuid
             elif isinstance(record, TokenizerSeen):
                 self._tokens = record.tokens
+            elif isinstance(record, GradientsSharded):
+                self._has_shards = True
 
     def _with_overdue(self, micro: list[MicroStep]) -> list[MicroStep]:
         """With the batches whose micro-step was lost: later ones have arrived, or too many wait."""
@@ -86,6 +99,7 @@ class BlockBuilder:
             peak_bytes=tuple(row.peak_bytes for row in steps), updates_applied=tuple(row.updates_applied for row in steps),
             backward_ns=tuple(row.backward_ns for row in steps), grad_norm=tuple(row.grad_norm for row in steps),
             alloc_retries=tuple(row.alloc_retries for row in steps), tensors=self._tensors(micro), gpu=self._gpu, tokens=self._tokens,
+            norms_of_shard=self._has_shards,
         )  # fmt: skip
 
     def _tensors(self, micro: Sequence[MicroStep]) -> tuple[TensorColumns, ...]:

@@ -50,6 +50,19 @@ def test_a_loss_in_the_step_of_the_gradient_is_what_came_first() -> None:
     assert (first.kind, first.origin) == ("loss.not_finite", 1)
 
 
+def test_a_norm_of_a_shard_names_who_holds_it_and_blames_nobody() -> None:
+    first = found(block(0, 5, grad_norm=(NAN,), norms_of_shard=True), block(1, 5, grad_norm=(0.5,), norms_of_shard=True), block(1, 6))
+    assert (first.kind, first.origin, first.first.step) == ("grad.not_finite", None, 5)
+    assert first.summary == "rank 0, step 5: the norm of its shard of the gradients is nan, the losses were finite"
+    assert "lies in the shard of rank 0, and any rank's batch may have made it" in first.cause
+
+
+def test_norms_of_shards_that_are_none_on_any_rank_are_told_together() -> None:
+    first = found(*(block(rank, 5, grad_norm=(NAN,), norms_of_shard=True) for rank in range(2)))
+    assert "all 2 ranks, step 5: the norm of their shards of the gradients is nan" in first.summary
+    assert first.cause.endswith("spoils every parameter")
+
+
 def test_a_norm_that_no_loop_computed_is_no_sign() -> None:
     assert verdict(block(0, 5), block(1, 5)) is None
 

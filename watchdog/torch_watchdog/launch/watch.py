@@ -209,6 +209,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         device_gate=config.device_gate,
         bundles=config.bundles,
         watch_modules=config.watch_modules,
+        watch_gradients=config.watch_gradients,
     )
 
 

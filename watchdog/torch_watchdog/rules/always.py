@@ -32,7 +32,8 @@ _CRITICAL = (
         ("loss.not_finite", "each rank's own loss, before the all-reduce spreads it; under a GradScaler 4 in a row", "rank 1, step 300: the loss is nan"),
     )),
     ("grad_not_finite", _STOP_70, (
-        ("grad.not_finite", "the norm that clip_grad_norm_ computes, where the losses were finite; not under a GradScaler, which looks itself",
+        ("grad.not_finite",
+         "the norm that clip_grad_norm_ computes, or we do (watch_gradients), where losses were finite; not under a GradScaler, which looks itself",
          "all 2 ranks, step 5: the norm of the gradients is nan, the losses were finite"),
     )),
     ("activation_not_finite", _EVIDENCE, (

@@ -1,5 +1,5 @@
 """loss.not_finite, grad.not_finite: the first rank whose own loss is NaN or infinite, before the all-reduce has spread it; or the first step whose losses
-were finite and whose gradients were not, where the loop computes their norm.
+were finite and whose gradients were not, where the loop computes their norm, or we do on request (`watch_gradients`).
 
 Pure: losses as ranks reported them in, a finding with its reason out. Knows nothing of orders or incidents.
 """
@@ -34,6 +34,7 @@ class NotFinite:
     micro_step: int
     rank: int
     loss: float
+    is_of_shard: bool = False  # a norm of what this rank holds of gradients that ranks share
 
     @property
     def is_gradient(self) -> bool:
@@ -58,7 +59,7 @@ def training_losses(block: StepBlock) -> Iterable[NotFinite]:
 def _norms_of(block: StepBlock) -> Iterable[NotFinite]:
     for step, norm, vetoed in zip(block.step, block.grad_norm, block.vetoed, strict=False):
         if not math.isfinite(norm) and not vetoed:
-            yield NotFinite(step, _AFTER_ALL_LOSSES, block.rank, norm)
+            yield NotFinite(step, _AFTER_ALL_LOSSES, block.rank, norm, block.norms_of_shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +76,22 @@ class Divergence:
 
     @property
     def origin(self) -> int | None:
-        return None if self.everywhere else self.first.rank
+        """Nobody where all met it, and where a rank only holds what the batches of all have made."""
+        return None if self.everywhere or self.first.is_of_shard else self.first.rank
 
     @property
     def summary(self) -> str:
         step, loss = self.first.step, self.first.loss
         if self.first.is_gradient:
             who = f"all {len(self.ranks)} ranks" if self.everywhere else _named(self.ranks)
-            return f"{who}, step {step}: the norm of the gradients is {loss}, the losses were finite"
+            what = (
+                "the gradients"
+                if not self.first.is_of_shard
+                else "their shards of the gradients"
+                if len(self.ranks) > 1
+                else "its shard of the gradients"
+            )
+            return f"{who}, step {step}: the norm of {what} is {loss}, the losses were finite"
         if self.everywhere:
             return f"step {step}: the loss is not finite on any of {len(self.ranks)} ranks ({loss} on rank {self.first.rank})"
         more = f", and not finite on {_named(self.ranks[1:])}" if len(self.ranks) > 1 else ""
@@ -91,7 +100,10 @@ class Divergence:
     @property
     def cause(self) -> str:
         if self.first.is_gradient:
-            return f"backward made a gradient that is not finite at step {self.first.step} out of losses that were: an update with it spoils every parameter"
+            made = f"backward made a gradient that is not finite at step {self.first.step} out of losses that were"
+            spoils = "an update with it spoils every parameter"
+            shared = f"it lies in the shard of {_named(self.ranks)}, and any rank's batch may have made it, for gradients are summed before they are sharded"
+            return f"{made}: {shared if self.first.is_of_shard and not self.everywhere else spoils}"
         if self.everywhere:
             return f"every rank's loss was not finite in the same step {self.first.step}: what the ranks share went wrong before, and no one rank's batch"
         if len(self.ranks) > 1:
