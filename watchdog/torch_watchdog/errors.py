@@ -110,10 +110,14 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 class UnknownJobError(WatchdogError):
     """No job of that name, in the daemon or on disk."""
 
-    def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
-        names = _some(known)
-        super().__init__(f"there is no job {job!r} here (known: {names}): see `watchdog jobs`, or pass the --dir that the launch was given")
-        self.job, self.known = job, known
+    def __init__(self, job: str, known: tuple[str, ...] | None = None, *, at: str | None = None, told: str | None = None) -> None:
+        """`at`: another daemon that has it. `told`: what a daemon has answered."""
+        names = "" if known is None else f" (known: {_some(known)})"
+        advice = (
+            "see `watchdog jobs`, or pass the --dir that the launch was given" if at is None else f"it is at the daemon {at}: ask that one"
+        )
+        super().__init__(told or f"there is no job {job!r} here{names}: {advice}")
+        self.job, self.known, self.at = job, known, at
 
 
 class UnknownRankError(WatchdogError):

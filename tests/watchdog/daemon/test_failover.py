@@ -18,7 +18,9 @@ from http_receiver import HttpReceiver
 from services import PostgresServer, needs
 
 from torch_watchdog.alerts.routes import Match, Route
+from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog.errors import UnknownJobError
 from torch_watchdog.store.database import RUNS, Database
 from torch_watchdog_agent.node.agent import NodeAgent
 from torch_watchdog_agent.node.config import NodeConfig
@@ -46,6 +48,12 @@ def pager(receiver: HttpReceiver, boss: HttpReceiver | None = None) -> AlertsCon
     return AlertsConfig(receivers=receivers, routes=(route,), restores_all=True)
 
 
+def pager_of_nobody() -> AlertsConfig:
+    return AlertsConfig(
+        receivers={"pager": "pagerduty://KEY@127.0.0.1:9"}, routes=(Route(match=Match(), to=("pager",)),), restores_all=True
+    )
+
+
 def test_a_job_goes_on_at_another_daemon_that_has_none_of_its_files(root: Path) -> None:
     store = f"sqlite:///{root / 'store.sqlite'}"
     with daemon(root, "a", store) as first:
@@ -69,6 +77,37 @@ def test_while_one_daemon_decides_for_a_job_another_sends_its_nodes_there(root: 
         assert raised.value.code() is grpc.StatusCode.ABORTED  # the node asks again, and is not refused for good
         assert "is at the daemon" in raised.value.details()
         second.node("other").steps(0, 0)
+
+
+def test_what_another_daemon_has_is_shown_once_it_has_ended_and_named_before(root: Path) -> None:
+    store = f"sqlite:///{root / 'store.sqlite'}"
+    with daemon(root, "a", store) as first, daemon(root, "b", store) as second:
+        node = first.training("ended", session="e", run_dir="/of/its/launch")
+        node.steps(0, 1, 2)
+        node.exited(0, signal=9)
+        node.goodbye(1)
+        first.training("runs", session="r")
+        second.training("own", session="o").goodbye(0)
+        listed = until(lambda: len(found := second.get("api/v1/jobs").json()["jobs"]) == 2 and {job["job"]: job for job in found})
+        theirs = listed["ended"]
+        assert (theirs["state"], theirs["exit_code"], theirs["incidents"], theirs["run_dir"]) == ("ended", 1, 1, "/of/its/launch")
+        assert second.get("jobs/ended").status_code == 200 and "rank.died" in second.get("jobs/ended/incidents/1").text
+        with DaemonClient(second.socket) as client:
+            assert {job.job for job in client.jobs()} == {"own", "ended"}
+            assert [rank.last_step for rank in client.job("ended").ranks] == [2]
+            assert [incident["kind"] for incident in client.incidents("ended")] == ["rank.died"]
+            assert [step for block in client.steps("ended") for step in block.step] == [0, 1, 2]
+            assert not client.request("ended", "order.stop", by="me").accepted
+            for question in (client.job, client.incidents, client.steps):
+                with pytest.raises(UnknownJobError, match=r"'runs' here: it is at the daemon .*/a/runs: ask that one"):
+                    question("runs")
+        assert "it is at the daemon" in second.get("api/v1/jobs/runs").json()["error"]
+        assert [line for line in second.said if "took over" in line or "ended" in line] == []
+    with daemon(root, "b", store, alerts=pager_of_nobody()) as again:
+        assert {job["job"] for job in again.get("api/v1/jobs").json()["jobs"]} == {"own", "ended"}, (
+            "what was brought to look at is nobody's run"
+        )
+        assert [folder.name for folder in (root / "b" / "runs" / ".elsewhere").iterdir()] == ["ended"]
 
 
 def test_an_alert_of_a_daemon_that_ended_is_resolved_by_the_other_under_its_key(root: Path) -> None:

@@ -18,8 +18,8 @@ from torch_watchdog.cli.token import command
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.daemon.grants import Grant, Grants, new_entry, write_tokens
-from torch_watchdog.errors import ConfigError, DaemonRefusedError
-from torch_watchdog_proto.envelopes import TOKEN_KEY
+from torch_watchdog.errors import ConfigError, DaemonRefusedError, UnknownJobError
+from torch_watchdog_proto.envelopes import TOKEN_KEY, JoinRequest
 
 OWN = "o" * 43
 
@@ -92,6 +92,17 @@ def test_a_token_for_one_job_is_for_its_requeues_and_for_no_other(fleet: Fleet, 
         node(fleet, token, job).steps(0, 0)
     for other in ("nightly-2", "nightly.0", "nightly.x", "nightly.2.big", "big.nightly", "nightl"):
         assert "is not for job" in refused(lambda other=other: node(fleet, token, other))
+
+
+def test_a_job_that_is_not_there_is_said_without_the_names_of_others(fleet: Fleet, tokens: Tokens) -> None:
+    node(fleet, OWN, "b-secret").steps(0, 0)
+    with DaemonClient(fleet.daemon.addresses[0], token=tokens("add", "team-a", "--role", "agent", "--job", "a-*")) as client:
+        with pytest.raises(UnknownJobError, match="no job 'a-1' here: see") as raised:
+            client.job("a-1")
+        assert "secret" not in str(raised.value)
+        with pytest.raises(UnknownJobError) as raised:
+            client.join(JoinRequest(rendezvous="x", host="h", version="0.1.0"))
+        assert "secret" not in str(raised.value)
 
 
 def test_a_viewer_sees_its_jobs_only_and_orders_nothing(fleet: Fleet, tokens: Tokens) -> None:

@@ -119,11 +119,16 @@ def checked(power: Power) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]],
                 await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error)[:500])
             except WatchdogError as error:
                 calls.refused(type(error).__name__, context, str(error))
-                await _abort(context, _STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error)[:1000])
+                await _abort(context, _STATUS.get(type(error), grpc.StatusCode.INTERNAL), _for_any_token(error)[:1000])
 
         return call
 
     return decorate
+
+
+def _for_any_token(error: WatchdogError) -> str:
+    """Which other jobs there are is for whoever may see them."""
+    return str(UnknownJobError(error.job, at=error.at) if isinstance(error, UnknownJobError) else error)
 
 
 async def _abort(context: Any, status: grpc.StatusCode, text: str) -> None:

@@ -124,7 +124,7 @@ class DaemonClient:
         if status in _UNREACHABLE:
             raise DaemonUnreachableError(self._address, self._timeout_s) from error
         if status is grpc.StatusCode.NOT_FOUND:
-            raise UnknownJobError(job) from error
+            raise UnknownJobError(job, told=error.details()) from error
         raise DaemonRefusedError(self._address, error.details() or status.name) from error
 
 

@@ -14,11 +14,14 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from torch_watchdog.errors import DiskAwayError
+from torch_watchdog.errors import DiskAwayError, StoreError
 from torch_watchdog.store.past import Known, past_jobs
 from torch_watchdog_proto.envelopes import JobStatus
+
+if TYPE_CHECKING:
+    from torch_watchdog.store.elsewhere import Elsewhere
 
 __all__ = ["DiskReader", "Listed", "PastList"]
 
@@ -79,10 +82,12 @@ class Listed:
 
 
 class PastList:
-    """The ended jobs of a folder, read again where their files have changed. One reading at a time, however many ask."""
+    """The ended jobs of a folder, read again where their files have changed, and those of other daemons. One reading at a time, however many ask."""
 
-    def __init__(self, runs_dir: Path, disk: DiskReader, *, patience_s: float = _PATIENCE_WITH_A_LIST_S) -> None:
-        self._runs_dir, self._disk, self._patience_s = runs_dir, disk, patience_s
+    def __init__(
+        self, runs_dir: Path, disk: DiskReader, elsewhere: Elsewhere | None = None, *, patience_s: float = _PATIENCE_WITH_A_LIST_S
+    ) -> None:
+        self._runs_dir, self._disk, self._elsewhere, self._patience_s = runs_dir, disk, elsewhere, patience_s
         self._known: Known = {}
         self._newest = Listed()
         self._reading: asyncio.Task[Listed | None] | None = None
@@ -102,7 +107,14 @@ class PastList:
     async def _read(self, live: Collection[str]) -> Listed | None:
         """None where the disk does not answer."""
         try:
-            jobs, older = await self._disk.read(lambda: past_jobs(self._runs_dir, but=live, now_s=time.time(), known=self._known))
+            return await self._disk.read(lambda: self._found(live))
         except DiskAwayError:
             return None
+
+    def _found(self, live: Collection[str]) -> Listed:
+        jobs, older = past_jobs(self._runs_dir, but=live, now_s=time.time(), known=self._known)
+        if self._elsewhere is not None:
+            with contextlib.suppress(StoreError):  # what is here is shown all the same
+                more, more_older = self._elsewhere.jobs({*live, *(job.job for job in jobs)})
+                jobs, older = sorted((*jobs, *more), key=lambda job: job.started_s, reverse=True), older + more_older
         return Listed(jobs=tuple(jobs), older=older)

@@ -54,10 +54,11 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
             listeners = Listeners(*(() if alerting is None else (alerting,)), Journal(log))
             ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=listeners, store=store)
             audit = Audit(config.audit_file, writer=writer, now=clock, say=say)
+            elsewhere = None if store is None else store.elsewhere
             calls = Calls(grants=grants, counters=counters, audit=audit, say=log)
             view = FleetView(
                 ingest=ingest, clock=clock, counters=counters, ready=lambda: _unready(ingest), alerting=alerting, audit=audit,
-                disk=disk, past=PastList(config.runs_dir, disk),
+                disk=disk, past=PastList(config.runs_dir, disk, elsewhere), elsewhere=elsewhere,
                 store_away_s=lambda: 0.0 if store is None else store.mirror.away_s,
             )  # fmt: skip
             async with (

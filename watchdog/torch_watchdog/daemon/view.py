@@ -6,6 +6,7 @@ on sends orders to ranks. Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch_watchdog.daemon.disk import DiskReader, Listed, PastList
 from torch_watchdog.daemon.grants import told_as
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.daemon.live_job import LiveJob
-from torch_watchdog.errors import UnknownJobError
+from torch_watchdog.errors import StoreError, UnknownJobError
 from torch_watchdog.job.events import OrderRequested, Refused
 from torch_watchdog.store.past import PastJob, past_job
 from torch_watchdog.store.read import read_events, read_newest_blocks
@@ -27,6 +28,7 @@ from torch_watchdog_proto.messages import StepBlock
 if TYPE_CHECKING:
     from torch_watchdog.daemon.alerting import Alerting
     from torch_watchdog.daemon.audit import Audit
+    from torch_watchdog.store.elsewhere import Elsewhere
 
 __all__ = ["FleetView"]
 
@@ -43,6 +45,7 @@ class FleetView:
     past: PastList
     alerting: Alerting | None = None
     audit: Audit | None = None
+    elsewhere: Elsewhere | None = None
     store_away_s: Callable[[], float] = float  # how long a shared store has not answered
 
     def live_jobs(self) -> Sequence[LiveJob]:
@@ -63,14 +66,20 @@ class FleetView:
         return self.ingest.live(name).job.incidents
 
     async def past_jobs(self) -> Listed:
-        """Jobs that ended before this daemon began."""
+        """Jobs that ended before this daemon began, or at another one over the same store."""
         return await self.past.without({job.job.name for job in self.ingest.jobs})
 
     async def past_job(self, name: str) -> PastJob:
         """One of those. Raises DiskAwayError, as all that reads."""
-        found = await self.disk.read(lambda: past_job(self.ingest.runs_dir, name, now_s=time.time()))
+        return await self.disk.read(lambda: self._past_job(name))
+
+    def _past_job(self, name: str) -> PastJob:
+        found, at = past_job(self.ingest.runs_dir, name, now_s=time.time()), None
+        if found is None and self.elsewhere is not None:
+            with contextlib.suppress(StoreError):
+                found, at = self.elsewhere.job(name), self.elsewhere.owner(name)
         if found is None:
-            raise UnknownJobError(name, tuple(live.job.name for live in self.ingest.jobs))
+            raise UnknownJobError(name, tuple(live.job.name for live in self.ingest.jobs), at=at)
         return found
 
     async def any_job(self, name: str) -> JobStatus:

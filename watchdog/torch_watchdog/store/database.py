@@ -103,6 +103,17 @@ class Database:
         with self.transaction() as connection:
             return {row.name: row.seen_s for row in connection.execute(sa.select(RUNS.c.name, RUNS.c.seen_s).order_by(RUNS.c.name))}
 
+    def owner(self, run: str) -> str | None:
+        """The daemon that decides for it; empty for nobody, None where there is no such run."""
+        with self.transaction() as connection:
+            found: str | None = connection.scalar(sa.select(RUNS.c.owner).where(RUNS.c.name == run))
+        return found
+
+    def newest(self, run: str) -> int:
+        """The number of its newest record; 0 where it has none."""
+        with self.transaction() as connection:
+            return connection.scalar(sa.select(sa.func.max(RECORDS.c.id)).where(RECORDS.c.run == run)) or 0
+
     def keep_run(self, run: str, seen_s: float) -> None:
         """A run that no daemon decides for: the first one that is asked will."""
         with self.transaction() as connection:

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch_watchdog.errors import StoreError
 from torch_watchdog.store.alerts import has_open_alerts
 from torch_watchdog.store.database import Database
+from torch_watchdog.store.elsewhere import Elsewhere
 from torch_watchdog.store.mirror import Mirror
 from torch_watchdog.store.owners import LEASE_S, Owners
 from torch_watchdog.store.record import Record
@@ -39,6 +40,7 @@ class FleetStore:
         me = f"{socket.gethostname()}:{runs_dir}"[:200]
         self._owners = Owners(self._database, me, clock=time.monotonic, now=time.time, lease_s=lease_s)
         self.mirror = Mirror(self._database, max_bytes=_MAX_WAITING_BYTES, say=say)
+        self.elsewhere = Elsewhere(self._database, runs_dir, check_there=self.mirror.check_there)
 
     def keep(self, record: Record, done: Callable[[], None] | None = None) -> None:
         self.mirror.put(record, done)

@@ -20,7 +20,7 @@ from torch_watchdog.store.read import epoch_s, read_events, read_incidents, read
 from torch_watchdog.store.run_directory import FileVersion, RunDirectory, file_version
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
-__all__ = ["MAX_JOBS", "Known", "PastJob", "began_s", "exit_code_of", "past_job", "past_jobs"]
+__all__ = ["MAX_JOBS", "Known", "PastJob", "began_s", "exit_code_of", "past_job", "past_jobs", "status_of"]
 
 _Version: TypeAlias = tuple[FileVersion | None, ...]  # of the files that a status is made of
 Known: TypeAlias = dict[str, tuple[_Version, JobStatus]]  # what an earlier look has found
@@ -125,12 +125,13 @@ def _ended(root: Path, now_s: float) -> PastJob | None:
     if not record.get("ended") and not left and now_s - changed_s < _AT_REST_S:
         return None
     incidents = read_incidents(root)
-    return PastJob(run_dir=root, record=record, incidents=incidents, status=_status(root, record, events, incidents))
+    return PastJob(run_dir=root, record=record, incidents=incidents, status=status_of(root, record, events, incidents))
 
 
-def _status(
+def status_of(
     root: Path, record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]]
 ) -> JobStatus:
+    """Of a job that has ended, without its ranks. `record` is empty where the launch's own job.json is on another machine."""
     ranks = {event.get("rank") for event in events if event.get("kind") == "rank.connected"}
     joined = [event for event in events if event.get("kind") == "node.joined"]
     run_dir = str(root) if record else next((str(event["run_dir"]) for event in joined if event.get("run_dir")), str(root))

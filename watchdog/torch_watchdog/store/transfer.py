@@ -14,7 +14,7 @@ from torch_watchdog.store.database import Database
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.past import exit_code_of
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
-from torch_watchdog.store.record import REPLACED, Record, event_record, json_record, report_record, stacks_record
+from torch_watchdog.store.record import REPLACED, Kind, Record, event_record, json_record, report_record, stacks_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog.store.shapes import NEWEST_JOB_VERSION
 from torch_watchdog_proto.codec import MalformedMessageError, read_stored_report, stored_report
@@ -41,12 +41,16 @@ def bring_in(database: Database, run_dir: Path, *, has_newest: bool) -> int:
     return number
 
 
-def bring_out(database: Database, run: str, run_dir: Path) -> int:
-    """What the run directory lacks of this run, and the newest words of its incidents. Returns how many records. Raises StoreError, OSError."""
-    there = {(record.kind, record.key) for record in local_records(run_dir) if record.kind in ("report", "event")}
+def bring_out(database: Database, run: str, run_dir: Path, *kinds: Kind) -> int:
+    """What the run directory lacks of this run, and the newest words of its incidents; of these kinds only, where any is named.
+
+    Returns how many records. Raises StoreError, OSError.
+    """
+    kept = () if kinds and REPLACED.issuperset(kinds) else local_records(run_dir)  # to read a run of weeks takes a while
+    there = {(record.kind, record.key) for record in kept if record.kind not in REPLACED}
     files, number = JobFiles(run_dir), 0
     try:
-        for record in database.records(run):
+        for record in database.records(run, *kinds):
             if (record.kind, record.key) not in there:
                 _write(files, RunDirectory(run_dir), record)
                 number += 1
