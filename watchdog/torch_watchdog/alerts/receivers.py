@@ -16,6 +16,7 @@ from torch_watchdog.alerts import alertmanager, pagerduty
 from torch_watchdog.alerts.alert import Delivery
 from torch_watchdog.alerts.open import Rules
 from torch_watchdog.errors import AlertError, ConfigError
+from torch_watchdog.threads import Threads
 from torch_watchdog_proto.address import is_loopback
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ __all__ = ["Receiver", "check_url", "posting_client", "receiver_of"]
 
 _TIMEOUT_S = 10.0
 _ALERTMANAGER_RESEND_S = 60.0
-_APPRISE_TITLE_CHARS = 200
+_APPRISE_TITLE_CHARS, _APPRISE_THREADS = 200, 4
 
 
 class Receiver(Protocol):
@@ -118,12 +119,13 @@ class _Alertmanager(_Http):
 
 
 class _Apprise:
-    """Any of the services that Apprise knows. It blocks, so it has a thread of its own for each message."""
+    """Any of the services that Apprise knows. It blocks, so it has threads of its own."""
 
     def __init__(self, *, name: str, url: str) -> None:
         import apprise  # here, because it takes longer to load than all of a launch
 
         self.name, self.rules = name, Rules(tells_past=True)
+        self._threads = Threads("apprise", _APPRISE_THREADS)
         self._service = apprise.Apprise()
         if not self._service.add(url):
             raise ConfigError(
@@ -133,7 +135,7 @@ class _Apprise:
     async def send(self, delivery: Delivery) -> str:
         message = _message(delivery)
         try:
-            sent = await asyncio.wait_for(asyncio.to_thread(self._service.notify, **message), 3 * _TIMEOUT_S)
+            sent = await asyncio.wait_for(self._threads.run(lambda: self._service.notify(**message)), 3 * _TIMEOUT_S)
         except Exception as error:
             raise AlertError(self.name, f"failed ({type(error).__name__})") from error
         if not sent:
@@ -141,7 +143,7 @@ class _Apprise:
         return "taken"
 
     async def close(self) -> None:
-        pass
+        self._threads.close()
 
 
 def _message(delivery: Delivery) -> Mapping[str, Any]:

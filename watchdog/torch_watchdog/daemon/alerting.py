@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.left_running import has_ended, runs_left_running
 from torch_watchdog.store.record import json_record
 from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog.threads import Threads
 from torch_watchdog_proto.address import is_loopback, split
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Alerting"]
 
 _LAST_WORDS_S = 5.0
+_MAX_THREADS = 4
 
 
 class Alerting:
@@ -60,6 +63,7 @@ class Alerting:
         # Runs that had not ended when this daemon came, and since when it waits for a word of theirs.
         self._awaited: dict[str, tuple[float, Awaited]] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._threads = Threads("alerts", _MAX_THREADS)
         self.desk = AlertDesk(config.routes, {receiver.name: receiver.rules for receiver in receivers})
         for silence in config.silences:
             self.desk.silence(silence, clock())
@@ -74,7 +78,7 @@ class Alerting:
     async def running(self) -> AsyncIterator[None]:
         """Sends while the body runs; its last words are sent within a bounded time."""
         if self._config.restores_all:
-            self.desk.restore(await asyncio.to_thread(all_saved_alerts, self._runs_dir, take=self._takes))
+            self.desk.restore(await self._threads.run(lambda: all_saved_alerts(self._runs_dir, take=self._takes)))
             self._ask(self._await_left())  # beside the start: a record of weeks takes a while to read
         task = asyncio.create_task(self.sender.run())
         try:
@@ -84,6 +88,7 @@ class Alerting:
                 one.cancel()
             await asyncio.wait((task, *self._asking))
             await self.sender.finish(_LAST_WORDS_S, last_words=self._config.last_words)
+            self._threads.close()
             self._keep_changed()
 
     def _takes(self, job: str) -> bool:
@@ -129,13 +134,13 @@ class Alerting:
     async def adopted(self, jobs: Collection[str]) -> None:
         """Jobs of a daemon that is gone: what it had open is told on from here."""
         for job in sorted(jobs):
-            self.desk.restore(await asyncio.to_thread(saved_alerts, self._runs_dir, job))
+            self.desk.restore(await self._threads.run(functools.partial(saved_alerts, self._runs_dir, job)))
         await self._await_left(jobs)
         self._changed()
 
     async def _await_left(self, jobs: Collection[str] | None = None) -> None:
         """Runs that an earlier daemon left running. One that has reported here meanwhile is dropped with the next tick."""
-        for run in await asyncio.to_thread(runs_left_running, self._runs_dir, now_s=time.time(), names=jobs):
+        for run in await self._threads.run(lambda: runs_left_running(self._runs_dir, now_s=time.time(), names=jobs)):
             self._awaited.setdefault(run.job, (self._clock(), run))
 
     def _ask(self, question: Coroutine[Any, Any, None]) -> None:
@@ -171,9 +176,9 @@ class Alerting:
 
     async def _tell_left(self, run: Awaited) -> None:
         """A run that did not come back, unless it has ended or is at another daemon by now. It stands until its training goes on."""
-        if await asyncio.to_thread(has_ended, self._runs_dir / run.job):
+        if await self._threads.run(lambda: has_ended(self._runs_dir / run.job)):
             return
-        if await asyncio.to_thread(self._takes, run.job):
+        if await self._threads.run(lambda: self._takes(run.job)):
             training_job, nodes = self._training_job(run.job), len(run.nodes)
             found = Silent(job=run.job, training_job=training_job, attempt=run.attempt, nodes=nodes, silent=run.nodes, was_left=True)
             self._silent(found, self._clock(), stands=True)

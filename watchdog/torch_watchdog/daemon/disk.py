@@ -1,23 +1,21 @@
 """Reading run directories for those who only look: threads of its own, and a patience that ends.
 
-Owns these threads. A network disk that hangs keeps them and nobody else: orders, hellos and beats are done by others, and a daemon ends without them.
+Owns the patience. A network disk that hangs keeps these threads and nobody else: orders, hellos and beats are done by others, and a daemon ends without them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
-import threading
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch_watchdog.errors import DiskAwayError, StoreError
 from torch_watchdog.store.past import Known, past_jobs
+from torch_watchdog.threads import Threads
 from torch_watchdog_proto.envelopes import JobStatus
 
 if TYPE_CHECKING:
@@ -26,50 +24,30 @@ if TYPE_CHECKING:
 __all__ = ["DiskReader", "Listed", "PastList"]
 
 _T = TypeVar("_T")
-_Work: TypeAlias = tuple["Future[Any]", Callable[[], Any]]
 _MAX_THREADS, _MAX_WAITING = 4, 64
 _PATIENCE_S, _PATIENCE_WITH_A_LIST_S = 20.0, 3.0
 
 
 class DiskReader:
-    """`folder` is named where it does not answer. Its threads begin with the first question."""
+    """`folder` is named where it does not answer."""
 
     def __init__(self, folder: Path, *, patience_s: float = _PATIENCE_S) -> None:
         self._folder, self._patience_s = folder, patience_s
-        self._waiting: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._threads: list[threading.Thread] = []
+        self._threads = Threads("disk", _MAX_THREADS)
 
     async def read(self, work: Callable[[], _T]) -> _T:
         """What `work` returns, or raises. Raises DiskAwayError where that takes longer than the patience lasts."""
-        if self._waiting.qsize() >= _MAX_WAITING:
+        if self._threads.num_waiting >= _MAX_WAITING:
             raise DiskAwayError(self._folder, 0.0)
-        future: Future[_T] = Future()
-        self._waiting.put((future, work))
-        if not self._idle.acquire(blocking=False) and len(self._threads) < _MAX_THREADS:
-            # Daemon threads, and no executor's: Python waits for an executor's at its exit, and one that a disk holds never ends.
-            self._threads.append(threading.Thread(target=self._run, name="torch-watchdog-disk", daemon=True))
-            self._threads[-1].start()
         try:
             async with asyncio.timeout(self._patience_s):
-                return await asyncio.wrap_future(future)
+                return await self._threads.run(work)
         except TimeoutError as error:
             raise DiskAwayError(self._folder, self._patience_s) from error
 
     def close(self) -> None:
         """Waits for nothing."""
-        for _ in self._threads:
-            self._waiting.put(None)
-
-    def _run(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            future, work = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except BaseException as error:  # noqa: BLE001 - it is the asker's
-                    future.set_exception(error)
-            self._idle.release()
+        self._threads.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

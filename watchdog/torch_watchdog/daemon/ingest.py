@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.counters import Counters
@@ -30,6 +31,7 @@ from torch_watchdog.store.alerts import saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.past import began_s
 from torch_watchdog.store.read import read_events, read_incidents, read_reports
+from torch_watchdog.threads import Threads
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import ControlHello, HelloAck, JoinAnswer, JoinRequest
 from torch_watchdog_proto.messages import NodeHello
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Ingest", "versions_agree"]
 
 _FoundAgain: TypeAlias = tuple[Job, dict[str, int], Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+_MAX_OPENING = 8
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes the name of a folder
 
 
@@ -61,7 +64,8 @@ class Ingest:
         self._counters, self._listener, self._store = counters, listener, store
         self.observers: list[ReportObserver] = []  # of every job; whoever shows them adds itself
         self._jobs: dict[str, LiveJob] = {}
-        self._opening = asyncio.Lock()
+        self._opening = WeakValueDictionary[str, asyncio.Lock]()  # of each job that is being opened
+        self._threads = Threads("hellos", _MAX_OPENING)
 
     @property
     def runs_dir(self) -> Path:
@@ -92,10 +96,7 @@ class Ingest:
         check_version(hello.version)
         if not _JOB_NAME.fullmatch(hello.job):
             raise BadJobNameError(hello.job)
-        async with self._opening:
-            if hello.job not in self._jobs:
-                self._check_quota(hello.job)
-            live = self._jobs.get(hello.job) or await self._open(hello)
+        live = self._jobs.get(hello.job) or await self._opened(hello)
         if live.job.session != hello.session:
             raise JobNameTakenError(hello.job, live.run_dir)
         live.handle(NodeJoined(hello=hello))
@@ -143,18 +144,29 @@ class Ingest:
             self._listener.given_up(live)
 
     def close(self) -> None:
+        self._threads.close()
         for live in self.jobs:
             live.close()
 
     def _check_quota(self, job: str) -> None:
         limit = self._config.max_jobs
-        if limit is not None and sum(live.job.state != "ended" for live in self.jobs) >= limit:
+        others = sum(live.job.state != "ended" for live in self.jobs) + len(self._opening) - 1
+        if limit is not None and others >= limit:
             raise TooManyJobsError(job, limit)
+
+    async def _opened(self, hello: NodeHello) -> LiveJob:
+        """One node at a time of a job: one whose files take long to read holds up no other job."""
+        lock = self._opening.get(hello.job) or asyncio.Lock()
+        self._opening[hello.job] = lock
+        async with lock:
+            if hello.job not in self._jobs:
+                self._check_quota(hello.job)
+            return self._jobs.get(hello.job) or await self._open(hello)
 
     async def _open(self, hello: NodeHello) -> LiveJob:
         run_dir = self._config.runs_dir / hello.job
         # In another thread: a run of weeks takes a while to read, and other jobs wait for their orders.
-        job, last_seq, unwritten, saved = await asyncio.to_thread(self._found_again, hello, run_dir)
+        job, last_seq, unwritten, saved = await self._threads.run(lambda: self._found_again(hello, run_dir))
         live = LiveJob(
             job, run_dir, last_seq, writer=self._writer, clock=self._clock, changed=self._changed, counters=self._counters,
             listener=self._listener, observers=self.observers, store=self._store, reports_per_s=self._config.reports_per_s,

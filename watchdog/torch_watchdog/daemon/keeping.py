@@ -17,6 +17,7 @@ from torch_watchdog.daemon.heartbeat import keep_beating
 from torch_watchdog.daemon.ingest import Ingest
 from torch_watchdog.errors import StoreError
 from torch_watchdog.store.retention import forget_old_files
+from torch_watchdog.threads import Threads
 
 if TYPE_CHECKING:
     from torch_watchdog.daemon.alerting import Alerting
@@ -40,13 +41,15 @@ async def keeping(
 ) -> AsyncIterator[None]:
     """While the body runs. `problem`: what keeps the daemon from its work, if anything."""
     tasks = []
+    beats, takeovers, removals = (Threads(use) for use in ("beats", "takeovers", "removals"))  # none of them waits for another
     if store is not None:
         beat_s = config.lease_s / _BEATS_IN_A_LEASE
-        works = (lambda: _beat(ingest, store, say), lambda: _adopt(alerting, store, say))
+        works = (lambda: _beat(beats, ingest, store, say), lambda: _adopt(takeovers, alerting, store, say))
         tasks += [asyncio.create_task(_every(beat_s, work, say)) for work in works]
     retention_s = config.retention_s
     if retention_s is not None:
-        tasks.append(asyncio.create_task(_every(_RETENTION_EVERY_S, lambda: _forget_old(config, retention_s, ingest, store, say), say)))
+        work = lambda: _forget_old(removals, config, retention_s, ingest, store, say)  # noqa: E731
+        tasks.append(asyncio.create_task(_every(_RETENTION_EVERY_S, work, say)))
     if config.heartbeat_url is not None:
         beating = keep_beating(config.heartbeat_url, config.heartbeat_s, problem=problem, say=say)
         tasks.append(asyncio.create_task(beating))
@@ -57,6 +60,8 @@ async def keeping(
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for threads in (beats, takeovers, removals):
+            threads.close()
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:
@@ -73,17 +78,18 @@ async def _every(seconds: float, work: Callable[[], Awaitable[None]], say: Calla
         await asyncio.sleep(seconds)
 
 
-async def _beat(ingest: Ingest, store: FleetStore, say: Callable[[str], None]) -> None:
-    lost = await asyncio.to_thread(store.beat, tuple(live.job.name for live in ingest.jobs))
+async def _beat(threads: Threads, ingest: Ingest, store: FleetStore, say: Callable[[str], None]) -> None:
+    held = tuple(live.job.name for live in ingest.jobs)
+    lost = await threads.run(lambda: store.beat(held))
     for name in sorted(lost):
         ingest.give_up(name, "another daemon")
     if lost:
         say(f"{len(lost)} jobs are at another daemon now, which did not hear of this one for too long: {_some(lost)}")
 
 
-async def _adopt(alerting: Alerting | None, store: FleetStore, say: Callable[[str], None]) -> None:
+async def _adopt(threads: Threads, alerting: Alerting | None, store: FleetStore, say: Callable[[str], None]) -> None:
     """Beside the beats, because it may take longer than a lease."""
-    adopted = await asyncio.to_thread(store.adopt, tells=alerting is not None)
+    adopted = await threads.run(lambda: store.adopt(tells=alerting is not None))
     if adopted:
         say(f"took over {len(adopted)} jobs of a daemon that is gone or has ended: {_some(adopted)}")
     if adopted and alerting is not None:
@@ -95,11 +101,11 @@ def _some(names: Collection[str]) -> str:
 
 
 async def _forget_old(
-    config: DaemonConfig, retention_s: float, ingest: Ingest, store: FleetStore | None, say: Callable[[str], None]
+    threads: Threads, config: DaemonConfig, retention_s: float, ingest: Ingest, store: FleetStore | None, say: Callable[[str], None]
 ) -> None:
     before_s, held = time.time() - retention_s, tuple(live.job.name for live in ingest.jobs if live.job.state != "ended")
-    old = set(await asyncio.to_thread(forget_old_files, config.runs_dir, before_s, held))
+    old = set(await threads.run(lambda: forget_old_files(config.runs_dir, before_s, held)))
     if store is not None:
-        old |= set(await asyncio.to_thread(store.forget_older, before_s, held))
+        old |= set(await threads.run(lambda: store.forget_older(before_s, held)))
     if old:
         say(f"removed the records of {len(old)} jobs that are older than {retention_s / 86_400:g} days: {_some(old)}")
