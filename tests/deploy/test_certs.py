@@ -65,7 +65,8 @@ def test_a_wrong_certificate_is_refused_by_the_caller(tmp_path: Path, wrong: str
     make_certificates(trusted, [EVERYWHERE], days=1) if trusted != certs else None
     with daemon(tmp_path, certs) as running:
         client = DaemonClient(running.addresses[0], token=TOKEN, timeout_s=3, authority=(trusted / "ca.crt").read_bytes())
-        with client, pytest.raises(DaemonUnreachableError):
+        words = {"another host": "is for another name", "expired": "has expired", "another authority": "CA_FILE must name the ca.crt"}
+        with client, pytest.raises(DaemonUnreachableError, match=words[wrong]):
             client.jobs()
 
 

@@ -96,7 +96,7 @@ def test_a_launch_on_another_machine_is_watched_over_tls_and_seen_by_whose_token
         and listed[-1].endswith("move")
     )
     foreign = site.ask(team, "status", "team-a-nightly", authority=site.folder / "others" / "ca.crt")
-    assert foreign.code != 0 and "no daemon answered" in foreign.err
+    assert foreign.code != 0 and "TORCH_WATCHDOG_CA_FILE must name the ca.crt of that daemon" in foreign.err
     log = (site.folder / "home" / "err").read_text()
     assert "job team-a-nightly: begins" in log and "job team-a-nightly: ended, exit code 65, 1 incident" in log
     assert "acknowledgement of team-a-nightly/1 by anna" in log

@@ -75,9 +75,12 @@ class OrderLostError(WatchdogError):
 class DaemonUnreachableError(WatchdogError):
     """No daemon answered in time."""
 
-    def __init__(self, address: str, waited_s: float) -> None:
+    def __init__(self, address: str, waited_s: float, *, why: str = "") -> None:
+        """`why`: what keeps us from trusting who listens there."""
         super().__init__(
-            f"no daemon answered at {address} within {waited_s:g} s: start one with `watchdog serve`, "
+            f"no daemon answered at {address} that can be trusted: {why}"
+            if why
+            else f"no daemon answered at {address} within {waited_s:g} s: start one with `watchdog serve`, "
             "pass --daemon HOST:PORT, or read the run directory (--dir) without a daemon"
         )
         self.address, self.waited_s = address, waited_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 from collections import Counter
@@ -135,6 +136,9 @@ def test_an_alert_of_a_daemon_that_ended_in_order_is_told_on_by_one_that_lives_b
             node.exited(0, signal=9)
             node.goodbye(1)
             until(lambda: receiver.bodies(event_action="trigger"))
+            with DaemonClient(second.socket) as client:
+                assert re.search("the daemon .*/a/runs tells of that job", client.acknowledge("job/1", by="anna").text)
+                assert client.acknowledge("jab/1", by="anna").text.endswith("see `watchdog alert list`")
             first.node("quiet", session="q").goodbye(0)
         (alert,) = until(lambda: second.get("api/v1/alerts").json()["alerts"])
         assert alert["name"] == "job/1"

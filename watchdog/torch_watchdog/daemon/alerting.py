@@ -197,6 +197,15 @@ class Alerting:
         self._changed()
         return taken
 
+    async def told_by(self, job: str) -> str | None:
+        """The other daemon that tells of the job, as far as the store says."""
+        if self._store is None:
+            return None
+        try:
+            return await self._threads.run(functools.partial(self._store.elsewhere.owner, job))
+        except StoreError:
+            return None
+
     def silence(self, match: Match, seconds: float, by: str, comment: str) -> Silence:
         silence = Silence(match=match, until_s=self._clock() + seconds, by=by, comment=comment)
         self.desk.silence(silence, self._clock())

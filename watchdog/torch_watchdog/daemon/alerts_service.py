@@ -44,7 +44,7 @@ class AlertsService(alerts_pb2_grpc.AlertsServicer):  # type: ignore[misc]
         alerting = await self._there(context)
         self.calls.check_job(context, request.incident.partition("/")[0] if "/" in request.incident else "*")
         taken = alerting.acknowledge(request.incident, told_as(self._who(context), request.by)[:200])
-        text = f"{request.incident} is yours" if taken else f"no open alert is called {request.incident[:120]!r}: see `watchdog alert list`"
+        text = f"{request.incident} is yours" if taken else await _not_open(alerting, request.incident)
         self._note(context, "acknowledgement", request.incident, request.by, accepted=taken)
         return codec.plain_message(OrderAnswer(accepted=taken, text=text))
 
@@ -71,6 +71,12 @@ class AlertsService(alerts_pb2_grpc.AlertsServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this daemon alerts nobody: start it with --alert URL")
         assert self._alerting is not None  # noqa: S101 - abort has raised
         return self._alerting
+
+
+async def _not_open(alerting: Alerting, incident: str) -> str:
+    at = await alerting.told_by(incident.partition("/")[0])
+    advice = "see `watchdog alert list`" if at is None else f"the daemon {at} tells of that job, and its message says where it is asked"
+    return f"no open alert is called {incident[:120]!r} here: {advice}"
 
 
 def _what(match: Match, seconds: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 
 import grpc
 
-from torch_watchdog.daemon.token import named_authority, token_for
+from torch_watchdog.daemon.token import CA_FILE, named_authority, token_for
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, JoinAnswer, JoinRequest, OrderAnswer, OrderKind
@@ -122,10 +122,21 @@ class DaemonClient:
     def _raise(self, job: str, error: grpc.RpcError) -> NoReturn:
         status = error.code()
         if status in _UNREACHABLE:
-            raise DaemonUnreachableError(self._address, self._timeout_s) from error
+            raise DaemonUnreachableError(self._address, self._timeout_s, why=_not_trusted(error.details() or "")) from error
         if status is grpc.StatusCode.NOT_FOUND:
             raise UnknownJobError(job, told=error.details()) from error
         raise DaemonRefusedError(self._address, error.details() or status.name) from error
+
+
+def _not_trusted(details: str) -> str:
+    """By gRPC's words, which are all that it tells; empty where that is not what is wrong."""
+    if "Hostname Verification" in details:
+        return "its certificate is for another name. Call it by one that `watchdog certs` was given, or make it another certificate"
+    if "has expired" in details:
+        return "its certificate has expired, and `watchdog certs` with the same names renews it"
+    if "handshake failed" in details.lower():
+        return f"TLS fails. {CA_FILE} must name the ca.crt of that daemon, and none where it has no --cert: then the token must be its own"
+    return ""
 
 
 def client_of(address: str, environment: Mapping[str, str], *, timeout_s: float = 5.0) -> DaemonClient:

@@ -30,10 +30,10 @@ _LOOK_AGAIN_S = 5.0
 
 
 class Elsewhere:
-    """`runs_dir` is this daemon's own. `check_there` raises StoreError where the store is known not to answer: whoever looks does not wait for it."""
+    """`me` and `runs_dir` are this daemon's. `check_there` raises StoreError where the store is known not to answer: whoever looks does not wait for it."""
 
-    def __init__(self, database: Database, runs_dir: Path, *, check_there: Callable[[], None]) -> None:
-        self._database, self._copies, self._check_there = database, runs_dir / _FOLDER, check_there
+    def __init__(self, database: Database, runs_dir: Path, *, me: str, check_there: Callable[[], None]) -> None:
+        self._database, self._copies, self._me, self._check_there = database, runs_dir / _FOLDER, me, check_there
         self._known: dict[str, JobStatus] = {}  # what has ended has ended
         self._not_ended_s: dict[str, float] = {}  # when it was looked at: events of a run of weeks take a while to read
         self._brought: dict[str, int] = {}  # copy -> the newest record in it
@@ -62,8 +62,10 @@ class Elsewhere:
             return past_job(self._copies, name, now_s=math.inf)
 
     def owner(self, name: str) -> str | None:
-        """The daemon that decides for it, if any does."""
-        return self._database.owner(name) or None
+        """The other daemon that decides for it, if one does."""
+        self._check_there()
+        owner = self._database.owner(name)
+        return None if owner == self._me else owner or None
 
     def _status(self, name: str) -> JobStatus | None:
         if name not in self._known and time.monotonic() - self._not_ended_s.get(name, -math.inf) >= _LOOK_AGAIN_S:

@@ -40,7 +40,7 @@ class FleetStore:
         me = f"{socket.gethostname()}:{runs_dir}"[:200]
         self._owners = Owners(self._database, me, clock=time.monotonic, now=time.time, lease_s=lease_s)
         self.mirror = Mirror(self._database, max_bytes=_MAX_WAITING_BYTES, say=say)
-        self.elsewhere = Elsewhere(self._database, runs_dir, check_there=self.mirror.check_there)
+        self.elsewhere = Elsewhere(self._database, runs_dir, me=me, check_there=self.mirror.check_there)
 
     def keep(self, record: Record, done: Callable[[], None] | None = None) -> None:
         self.mirror.put(record, done)
