@@ -11,15 +11,7 @@ import pytest
 from services import needs, program
 
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "torch-watchdog.service"
-SEVERAL_TEAMS = """
-[Service]
-LoadCredential=serve.toml:/etc/torch-watchdog/serve.toml
-LoadCredential=tokens.json:/etc/torch-watchdog/tokens.json
-LoadCredential=daemon.crt:/etc/torch-watchdog/certs/daemon.crt
-LoadCredential=daemon.key:/etc/torch-watchdog/certs/daemon.key
-Environment=TORCH_WATCHDOG_SERVE_SETTINGS=%d/serve.toml TORCH_WATCHDOG_TOKENS=%d/tokens.json
-Environment=TORCH_WATCHDOG_CERT=%d/daemon.crt TORCH_WATCHDOG_KEY=%d/daemon.key
-"""
+FOR_OTHERS = UNIT.with_name("other-machines.conf").read_text().replace("/opt/torch-watchdog/bin/watchdog", sys.executable)
 
 
 def unit(folder: Path, *, more: str = "") -> Path:
@@ -37,7 +29,7 @@ def analyze(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs("systemd-analyze")
-@pytest.mark.parametrize("more", ["", SEVERAL_TEAMS], ids=["as it is", "with tokens and certificates"])
+@pytest.mark.parametrize("more", ["", FOR_OTHERS], ids=["as it is", "for other machines"])
 def test_systemd_has_nothing_to_say_against_it(tmp_path: Path, more: str) -> None:
     done = analyze("verify", "--man=no", str(unit(tmp_path, more=more)))
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
