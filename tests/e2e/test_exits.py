@@ -13,7 +13,8 @@ from launching import launch, script, torchrun, watchdog
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 WORKER = r"data loader worker \(pid \d+\) exited unexpectedly with exit code "
-LOST = "(FileNotFound|Runtime|BrokenPipe|EOF|Connection(Reset|Refused|Aborted))Error"  # whichever torch meets first of a worker that is gone
+# Whichever torch meets first of a worker that is gone.
+LOST = "(FileNotFound|Runtime|BrokenPipe|EOF|Connection(Reset|Refused|Aborted))Error"
 TABLE = (
     # where, how, kind, what is said of it, and which error of its own the rank shows first
     ("rank", "256", "rank.exception", r"SystemExit: 256 at .*exits\.py:\d+", ""),
