@@ -33,6 +33,19 @@ def test_the_example_that_we_ship_is_good_and_the_command_says_so() -> None:
     assert "0123456789" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("mode", "is_said"), [(0o600, False), (0o640, True), (0o604, True)])
+def test_settings_that_others_may_read_are_said(tmp_path: Path, mode: int, is_said: bool) -> None:
+    file = written(tmp_path, "[receivers]\na = 'pagerduty://secret'\n")
+    file.chmod(mode)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_watchdog.cli", "serve", "--settings", str(file), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and ("chmod 600" in done.stderr) is is_said
+
+
 def test_a_kind_that_no_alert_can_have_is_named_and_the_daemon_starts_all_the_same(tmp_path: Path) -> None:
     text = """
 [receivers]
@@ -47,7 +60,7 @@ until = 2999-01-01T00:00:00Z
     command = [sys.executable, "-m", "torch_watchdog.cli", "serve", "--settings", str(written(tmp_path, text)), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "good: 1 receivers" in done.stdout
-    said = [line.partition("serve.toml, ")[2].partition(" fits no kind")[0] for line in done.stderr.splitlines()]
+    said = [line.partition("serve.toml, ")[2].partition(" fits no kind")[0] for line in done.stderr.splitlines() if "fits" in line]
     assert said == ["routes 1, kinds: 'btach.*'", "silences 1, kinds: 'rank.hangs'"]
 
 

@@ -78,6 +78,8 @@ def command(context: click.Context, /, port: int, host: str, settings_file: Path
         say(f"{settings_file}, {line}")
     if check:
         click.echo(f"{settings_file}: {_told(file)}")
+        if settings_file is not None and settings_file.stat().st_mode & 0o077:
+            say(f"{settings_file} holds secrets, and others may read it: chmod 600")
         return
     if config.alerts and file.alerts is not None:
         raise ConfigError("--alert", f"{settings_file} names receivers already: add this one there, with its route")
