@@ -409,7 +409,7 @@ class RankEvent:
     rank: int
     attempt: int
     pid: int
-    kind: Literal["started", "finished", "exited", "note", "log", "state", "stack"]
+    kind: Literal["started", "finished", "exited", "note", "log", "state", "stack", "workers"]
     time_ns: int
     order: int
     exit_code: int | None = None

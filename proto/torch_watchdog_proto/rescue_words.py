@@ -91,7 +91,8 @@ class Looked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The job has come to a standstill: say where you are. The node adds the state of the process, which may be unable to answer."""
+    """The job has come to a standstill: say where you are. The node adds the state of the process, which may be unable to answer, and what the workers of
+    its loaders do. `generation` 0: only the node is asked, for these; the rank hears nothing."""
 
     generation: int
 

@@ -121,8 +121,10 @@ def _launch(pair: tuple[Fault | None, ...], seed: int, rng: random.Random) -> tu
 
 
 def clean_runs() -> list[dict[str, Any]]:
-    """Sixty, each another training; twelve with probabilities that nothing keeps inside, and a padded table with its tokenizer; and twelve with the rule
-    on that is off by default: four of these have data sorted by id, with a table of exactly the rows they need.
+    """Sixty, each another training; twelve with probabilities that nothing keeps inside, and a padded table with its tokenizer; twelve with the rule
+    on that is off by default: four of these have data sorted by id, with a table of exactly the rows they need; and six that are restarted in the middle,
+    three by a launch that resumes after a preemption, three by the next attempt of torchrun after a rank was killed. What ended these is no finding of
+    the clean part, and must be told.
     """
     rng = random.Random(7)
     runs = []
@@ -137,4 +139,15 @@ def clean_runs() -> list[dict[str, Any]]:
         runs.append(plan)
     more = [{**runs[number], "seed": 200 + number, "bce": True, "padded": True} for number in range(12)]
     watched = [{**runs[number], "seed": 300 + number, "sorted_ids": number % 3 == 0, "watch": "ids_creep"} for number in range(12)]
-    return runs + more + watched
+    restarted = [
+        {
+            **runs[12 + number],
+            "seed": 400 + number,
+            "scaler": False,
+            "steps": 180,
+            "restart": ("preempted", "killed")[number % 2],
+            "ends_at": 70,
+        }
+        for number in range(6)
+    ]
+    return runs + more + watched + restarted

@@ -1,6 +1,6 @@
 """The fault-injection suite: `python tests/faults/run.py` runs what is not in the results yet, then prints the table.
 
-Pieces: `--seeds 0 1 2`, `--clean 0:84`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
+Pieces: `--seeds 0 1 2`, `--clean 0:90`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
 beside `--out`; `--fresh` forgets them. `--at-once N`: that many launches beside each other, where the machine has the cores for it.
 """
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,7 +53,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--clean", default="0:84")
+    parser.add_argument("--clean", default="0:90")
     parser.add_argument("--only", help="fault")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"))
     parser.add_argument("--at-once", type=int, default=1)
@@ -79,29 +80,44 @@ def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]
     """One launch, and what was said of it: each fault found or not, and everything that was said besides."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     (folder / "watchdog.toml").write_text(settings_of(plan))
-    command = [
-        str(BIN / "watchdog"),
-        "--job",
-        "suite",
-        "bash",
-        str(HERE / "two_ranks.sh"),
-        str(HERE / "train.py"),
-        json.dumps({name: value for name, value in plan.items() if name != "watch"}),
-    ]
     begun = time.monotonic()
     try:
-        ended = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        for command in commands(plan):
+            ended = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
         code, tail = ended.returncode, ended.stderr[-1500:]
     except subprocess.TimeoutExpired:
         code, tail = None, "not within its time"
     seconds = time.monotonic() - begun
-    incidents = [json.loads(path.read_text()) for path in sorted((folder / "watchdog_runs" / "suite").glob("incidents/*/incident.json"))]
+    incidents = [json.loads(path.read_text()) for path in sorted(folder.glob("watchdog_runs/*/incidents/*/incident.json"))]
+    incidents = but_for_the_restart(plan, incidents)
     shutil.rmtree(folder, ignore_errors=True)
     return (
         judged(placed, incidents)
         | {"exit_code": code, "seconds": round(seconds, 1), "load": round(os.getloadavg()[0], 1), "plan": plan}
         | ({"tail": tail} if (code if not placed else not incidents) else {})
     )
+
+
+def commands(plan: dict[str, Any]) -> list[list[str]]:
+    """One launch; where it is to be preempted another one that resumes it, and where a rank is to be killed one whose launcher starts the ranks again."""
+    restart, launcher = plan.get("restart"), ["bash", str(HERE / "two_ranks.sh")]
+    if restart == "killed":
+        launcher = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    ours, script = [str(BIN / "watchdog"), "--job", "suite"], [*launcher, str(HERE / "train.py")]
+    shape = json.dumps({name: value for name, value in plan.items() if name != "watch"})
+    again = [[*ours, "--resume", "watchdog_runs/suite/checkpoints", *script, shape]] if restart == "preempted" else []
+    return [[*ours, *script, shape], *again]
+
+
+def but_for_the_restart(plan: dict[str, Any], incidents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the one that tells how the first part ended; that it is missing is a surprise, too."""
+    if not plan.get("restart"):
+        return incidents
+    kind = {"preempted": "order.preemption", "killed": "rank.died"}[plan["restart"]]
+    ends = [one for one in incidents if one["kind"] == kind and one["attempt"] == 0]
+    if len(ends) != 1:
+        return [*incidents, {"kind": kind, "summary": f"told {len(ends)} times", "step": None, "origin": {"rank": None}}]
+    return [one for one in incidents if one is not ends[0]]
 
 
 def environment() -> dict[str, str]:
@@ -166,13 +182,19 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"{len(found)} faults: {told} told, {right} with the right rank; {sum(len(run['surprises']) for run in faulty)} other findings in those launches. "
-        f"{len(clean)} clean runs ({hours:.2f} h): {alarms} false alarms, {alarms / hours if hours else 0:.1f} an hour.",
+        f"{len(clean)} clean runs ({hours:.2f} h): {alarms} false alarms, {alarms / hours if hours else 0:.1f} an hour; {restarts_of(clean.values())}.",
         "",
         f"{about['date']}, torch {about['torch']}, Python {about['python']}, {about['cores']} cores, gloo.{load_of(runs)}",
     ]
     lines += ["", *precursors(found, runs)]
     surprises = [f"* {name}: {one}" for name, run in runs.items() for one in run["surprises"]]
     return "\n".join(lines + ([""] + surprises if surprises else []))
+
+
+def restarts_of(clean: Iterable[dict[str, Any]]) -> str:
+    """How many of them went on in another launch, or in another attempt of theirs, and ended well."""
+    ways = [run["plan"].get("restart") for run in clean if run["exit_code"] == 0]
+    return f"{ways.count('preempted')} of them resumed after a preemption, {ways.count('killed')} went on in the next attempt of their launcher"
 
 
 def load_of(runs: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from catalogue import FAULTS, clean_runs, launches, precursor_launches
-from run import judged, run
+from run import but_for_the_restart, judged, run
 
 
 def test_every_fault_is_met_once_a_seed() -> None:
@@ -22,7 +22,8 @@ def test_every_fault_is_met_once_a_seed() -> None:
 
 def test_no_two_clean_runs_are_the_same_and_none_has_a_fault() -> None:
     runs = clean_runs()
-    assert len({str(plan) for plan in runs}) == 84
+    assert len({str(plan) for plan in runs}) == 90
+    assert [plan["restart"] for plan in runs if "restart" in plan] == ["preempted", "killed"] * 3
     assert not any("faults" in plan for plan in runs)
 
 
@@ -57,3 +58,20 @@ def test_a_launch_with_two_faults_tells_both_with_the_right_ranks() -> None:
 def test_a_clean_run_is_silent() -> None:
     result = run(clean_runs()[0], [])
     assert (result["surprises"], result["exit_code"]) == ([], 0), result
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [84, 85], ids=["resumed", "next attempt"])
+def test_a_clean_run_that_is_restarted_is_silent_but_for_what_ended_its_first_part(number: int) -> None:
+    result = run(clean_runs()[number], [])
+    assert (result["surprises"], result["exit_code"]) == ([], 0), result
+
+
+def test_a_restart_whose_cause_is_not_told_or_told_as_another_is_a_surprise() -> None:
+    plan, died = {"restart": "killed"}, incident("rank.died", 1, 70) | {"attempt": 0}
+    assert but_for_the_restart(plan, [died]) == []
+    assert len(but_for_the_restart(plan, [])) == 1
+    assert but_for_the_restart(plan, [died, spike := incident("loss.spike", 1, 90) | {"attempt": 1}]) == [spike]
+    assert len(but_for_the_restart(plan, [died | {"attempt": 1}])) == 2

@@ -1,4 +1,4 @@
-"""A small training of two ranks in which things go wrong on schedule; knows nothing of the watchdog.
+"""A small training of two ranks in which things go wrong on schedule; knows nothing of the watchdog but the call that resumes, where it is to be restarted.
 
 `train.py PLAN`: PLAN is JSON. `shape` says what kind of training this is, `faults` is a list of [name, rank or null, first step, last step].
 """
@@ -50,6 +50,8 @@ class Shape:
     pause_s: float = 0.02
     lr: float = 0.05
     seed: int = 0
+    restart: str = ""  # how it ends at `ends_at`, where it is to begin again: "preempted" or "killed"
+    ends_at: int = 0
     faults: list[Any] = field(default_factory=list)
 
 
@@ -168,16 +170,30 @@ class Training:
 
     def run(self) -> None:
         loader = DataLoader(Batches(self.shape, self.rank), batch_size=None, num_workers=self.shape.workers)
+        begun = self._resumed(loader) if self.shape.restart else 0
         batches, steps = iter(loader), self.shape.steps
         if any(name == "ends_early" and who == self.rank for name, who, *_ in self.shape.faults):
             steps = next(first for name, _, first, _ in self.shape.faults if name == "ends_early")
-        for step in range(steps):
+        for step in range(begun, steps):
+            if step == self.shape.ends_at and self.shape.restart and not begun:
+                self._end()
             self._before(step)
             for part in range(self.shape.accumulate):
                 batch = next(batches)
                 self._micro_step(step, batch, last=part == self.shape.accumulate - 1)
             self._update(step)
             self._between(step)
+
+    def _resumed(self, loader: DataLoader) -> int:
+        import torch_watchdog_agent
+
+        resumed = torch_watchdog_agent.restore(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, loader=loader)
+        return 0 if resumed is None else resumed.step
+
+    def _end(self) -> None:
+        """What a scheduler or a machine does to one rank."""
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM if self.shape.restart == "preempted" else signal.SIGKILL)
 
     def _micro_step(self, step: int, batch: dict[str, torch.Tensor], *, last: bool) -> None:
         if self.faulty("straggler_sleep", step):
@@ -268,8 +284,18 @@ class Training:
         self.model.train()
 
 
+def join() -> None:
+    """In a later attempt of torchrun the ranks would find the addresses of the first one in their store."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0":
+        dist.init_process_group("gloo")
+        return
+    store, rank, size = next(dist.rendezvous("env://"))
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt-{attempt}", store), rank=rank, world_size=size)
+
+
 def main() -> None:
-    dist.init_process_group("gloo")
+    join()
     training = Training(Shape(**json.loads(sys.argv[1])))
     training.run()
     dist.destroy_process_group()

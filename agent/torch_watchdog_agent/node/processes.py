@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Ended", "ProcessWatch", "is_alive", "state_of"]
+__all__ = ["Ended", "ProcessWatch", "is_alive", "parent_of", "state_of"]
 
 _KEEPER_NAME = "torch-watchdog"
 _EXIT_CODE_FIELD = 49  # of /proc/PID/stat after the command's name: field 52
@@ -46,7 +46,7 @@ class ProcessWatch:
         if pid in self._known or pid <= 1:
             return
         self._known.add(pid)
-        keeper = _parent(pid)
+        keeper = parent_of(pid)
         if keeper is not None and _name(keeper) == _KEEPER_NAME:
             self._keepers[pid] = keeper
         if not self._on_exit(pid, lambda: self._rank_ended(pid)):
@@ -131,7 +131,8 @@ def _wait_status(pid: int) -> int | None:
     return int(fields[_EXIT_CODE_FIELD])
 
 
-def _parent(pid: int) -> int | None:
+def parent_of(pid: int) -> int | None:
+    """None where there is no such process."""
     fields = _stat(pid)
     return None if fields is None else int(fields[_PARENT_FIELD])
 

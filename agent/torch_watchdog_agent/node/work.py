@@ -17,6 +17,7 @@ from typing import Any
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
 from torch_watchdog_agent.node.holds import Holds
 from torch_watchdog_agent.node.lastwords import LastWords
+from torch_watchdog_agent.node.loaders import look_at_loader
 from torch_watchdog_agent.node.logs import RankLogs
 from torch_watchdog_agent.node.memory import OomKills
 from torch_watchdog_agent.node.nvml import Gpus
@@ -57,6 +58,7 @@ class NodeWork:
         self._events: list[RankEvent] = []
         self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
         self._silent: set[tuple[int, int]] = set()  # (attempt, rank): asked where it is, and no answer yet
+        self._looked_at: set[int] = set()  # pids, just now, for their loaders
         self._order = 0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -111,6 +113,9 @@ class NodeWork:
             reach("node", "before", tell.order)
             self._release(tell.attempt, tell.rank, kill=tell.order.kill)
         if isinstance(tell.order, Look):
+            self._tell_loader(tell.attempt, tell.rank)
+            if not tell.order.generation:
+                return
             self._tell_state(tell.attempt, tell.rank)
         if isinstance(tell.order, Free):
             self._holds.freed(tell.attempt, tell.rank, tell.order.generation)
@@ -125,6 +130,20 @@ class NodeWork:
                 self._wake.set()
                 self._silent.add((attempt, rank))
                 self._tasks.insert(0, asyncio.create_task(self._guarded(self._look_from_outside(pid), "a look at a silent rank")))
+
+    def _tell_loader(self, attempt: int, rank: int) -> None:
+        """What the rank and the workers of its loaders do; one look at a time."""
+        for pid in [pid for pid, who in self._who.items() if who == (attempt, rank) and pid not in self._looked_at]:
+            self._looked_at.add(pid)
+            self._tasks.insert(0, asyncio.create_task(self._guarded(self._look_at_loader(pid), "a look at a data loader")))
+
+    async def _look_at_loader(self, pid: int) -> None:
+        try:
+            text = await asyncio.to_thread(look_at_loader, pid)
+        finally:
+            self._looked_at.discard(pid)
+        self._add_event(pid, "workers", text=text)
+        self._wake.set()
 
     async def _look_from_outside(self, pid: int) -> None:
         await asyncio.sleep(_SILENT_S)

@@ -58,6 +58,20 @@ def test_a_stopped_rank_is_hung_when_it_is_found_so_twice() -> None:
     assert "SIGSTOP" in second.why and "rank 0: waits in a collective" in second.stacks
 
 
+def test_what_the_workers_of_a_loader_do_stands_beside_the_stack_of_their_rank() -> None:
+    run = Run()
+    assert run.watch.deadline is not None
+    run.now = run.watch.deadline
+    run.watch.asked(frozenset((0, 1)), 1, run.now)
+    run.watch.answered(Looked(rank=0, generation=1, waits=True, stack=STACK, timeout_s=600.0))
+    run.watch.state(1, "T")
+    run.watch.workers(0, "rank, pid 5: waits\n")
+    run.watch.workers(1, "rank, pid 6: waits\nworker, pid 7: waits, in Rows.__getitem__ (t.py:6)\n")
+    hung = run.watch.verdict(run.now + ANSWER_S)
+    assert hung is not None
+    assert "worker, pid 7: waits, in Rows.__getitem__ (t.py:6)" in hung.stacks and "pid 5" not in hung.stacks
+
+
 def test_a_stopped_job_is_no_hang() -> None:
     """All ranks are stopped, by a person or a scheduler."""
     run = Run()

@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 
-from torch_watchdog.job.events import AppendEvent, Effect, NodeJoined, NodeLeft, RankSpoke, ReportCame, SendOrder, Tick, WriteIncident
+from torch_watchdog.job.events import (
+    AppendEvent,
+    Effect,
+    NodeJoined,
+    NodeLeft,
+    RankSpoke,
+    ReportCame,
+    SendOrder,
+    Tick,
+    WriteIncident,
+    WriteStacks,
+)
 from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import xid_codes
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.rescue_words import Look
 
 SCHEMA = Path(__file__).resolve().parents[3] / "proto" / "torch_watchdog_proto" / "incident.schema.json"
 
@@ -60,6 +73,21 @@ class Run:
     @property
     def events(self) -> list[str]:
         return [str(effect.event["kind"]) for effect in self.effects if isinstance(effect, AppendEvent)]
+
+    def waits_for_data(self) -> None:
+        """Rank 1, from step 40 on."""
+        for step in range(40 + 24):
+            self.now += 1.0
+            slow = step >= 40
+            blocks = (replace(block(rank, step, 1.0, -1.0), loader_ns=(200_000_000 if slow and rank else 1_000_000,)) for rank in range(2))
+            timed = tuple(replace(one, step_ns=(210_000_000 if slow else 10_000_000,)) for one in blocks)
+            self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, blocks=timed)))
+            self.handle(Tick())
+
+    def workers(self, text: str) -> tuple[Effect, ...]:
+        """The node's answer for rank 1."""
+        event = m.RankEvent(rank=1, attempt=0, pid=101, kind="workers", time_ns=0, order=1, text=text)
+        return self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, blocks=(), events=(event,))))
 
 
 def block(rank: int, step: int, loss: float, norm: float) -> m.StepBlock:
@@ -157,3 +185,32 @@ def test_a_mistake_in_a_rule_ends_the_rules_and_nothing_else() -> None:
     run.step(60, losses=(math.nan, 1.0))
     run.step(61, losses=(1.0, 1.0))
     assert [incident["kind"] for incident in run.incidents] == ["loss.not_finite"]
+
+
+LOOKED = (
+    "rank, pid 101: waits, in Queue.get (queue.py:9)\n    Queue.get (queue.py:9)\n"
+    "worker, pid 7: waits for a disk or a network (nfs_wait), in Rows.__getitem__ (t.py:6)\n    Rows.__getitem__ (t.py:6)\n"
+)
+
+
+def test_of_a_rank_that_waits_for_its_data_the_node_is_asked_once_what_its_workers_do() -> None:
+    run = Run()
+    run.waits_for_data()
+    asked = [effect.tell for effect in run.effects if isinstance(effect, SendOrder)]
+    assert [(one.rank, one.order) for one in asked] == [(1, Look(generation=0))]
+    (before,) = run.incidents
+    effects = run.workers(LOOKED)
+    (incident,) = run.incidents
+    assert incident["cause"] == before["cause"] + (
+        "; when they were looked at: rank, pid 101: waits, in Queue.get (queue.py:9); "
+        "worker, pid 7: waits for a disk or a network (nfs_wait), in Rows.__getitem__ (t.py:6)"
+    )
+    assert incident["evidence"]["stacks"] == "stacks.txt"
+    assert [(one.incident_id, one.text) for one in effects if isinstance(one, WriteStacks)] == [(incident["id"], LOOKED)]
+    assert not [one for one in run.workers(LOOKED) if isinstance(one, (WriteStacks, WriteIncident))]
+
+
+def test_what_workers_do_that_nobody_asked_for_changes_no_incident() -> None:
+    run = Run()
+    run.spike()
+    assert not [one for one in run.workers(LOOKED) if isinstance(one, (WriteStacks, WriteIncident))]

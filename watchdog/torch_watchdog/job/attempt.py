@@ -92,12 +92,11 @@ class Attempt:
             self._failures.note(event.pid, event.text)
         if event.kind == "log":
             self._failures.log(event.pid, event.text)
-        if event.kind == "state":
-            self._hangs.state(event.rank, event.text)
-            self._failures.state(event.rank, event.text)
-        if event.kind == "stack":
-            self._hangs.stack(event.rank, event.text)
-            self._failures.stack(event.rank, event.text)
+        if event.kind in ("state", "stack"):
+            for watch in (self._hangs, self._failures):
+                (watch.state if event.kind == "state" else watch.stack)(event.rank, event.text)
+        if event.kind == "workers":
+            self._hangs.workers(event.rank, event.text)
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
             rank.exited = True
@@ -235,6 +234,10 @@ class Attempt:
         self._stacks = hung.stacks
         # Of several that are only in different collectives each holds a whole state: one is ended, another saves.
         yield from self._rescue(ranks[0].rank, f"rank {ranks[0].rank}: {hung.why}", now)
+
+    def ask_node(self, rank: int) -> Iterable[Effect]:
+        """What the rank and the workers of its loaders do; the rank itself is left alone."""
+        return self._tell_each((stop.Tell(rank=rank, order=Look(generation=0)),))
 
     def _ranks_in_training(self) -> frozenset[int]:
         return frozenset(rank.rank for rank in self.ranks.values() if rank.alive and rank.phase != "end")

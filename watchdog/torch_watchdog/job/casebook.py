@@ -156,6 +156,11 @@ class Casebook:
         self._of_rule[subject] = known["id"]
         return None if known is not made else self._keep(made)
 
+    def looked_into(self, incident_id: str, words: str) -> Incident | None:
+        """What was seen of it since; the stacks lie beside it. None where it is not known any more."""
+        found = self._incidents.get(incident_id)
+        return found and self._keep(build.with_reason(found, words) | {"evidence": dict(found["evidence"]) | {"stacks": "stacks.txt"}})
+
     def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
         cause = self._cause_of_failures()

@@ -50,6 +50,7 @@ class HangWatch:
         self._answers: dict[int, Looked] = {}
         self._states: dict[int, str] = {}
         self._outside: dict[int, str] = {}
+        self._workers: dict[int, str] = {}
         self._stopped_before: frozenset[int] = frozenset()
         self._split_before: Split | None = None
         self._told = False
@@ -79,7 +80,7 @@ class HangWatch:
 
     def asked(self, ranks: frozenset[int], generation: int, now: float) -> None:
         self._asked, self._generation, self._asked_at = ranks, generation, now
-        self._answers, self._states, self._outside = {}, {}, {}
+        self._answers, self._states, self._outside, self._workers = {}, {}, {}, {}
 
     def answered(self, looked: Looked) -> None:
         if looked.generation == self._generation:
@@ -92,6 +93,10 @@ class HangWatch:
     def stack(self, rank: int, text: str) -> None:
         """Of a rank that does not answer, read from outside."""
         self._outside[rank] = text
+
+    def workers(self, rank: int, text: str) -> None:
+        """What it and the workers of its loaders do, seen from outside."""
+        self._workers[rank] = text
 
     def verdict(self, now: float) -> Hung | None:
         """Once the ranks have had their time to answer; then they are asked again after a while."""
@@ -159,4 +164,5 @@ class HangWatch:
             word = "no answer" if answer is None else "waits in a collective" if answer.waits else "not in a collective"
             stack = self._outside.get(rank, "") if answer is None else answer.stack
             parts.append(f"rank {rank}: {word}, process state {state}\n{stack}")
+            parts += [self._workers[rank]] if "\nworker, " in self._workers.get(rank, "") else []
         return "\n".join(parts)

@@ -26,9 +26,11 @@ from torch_watchdog.job.events import (
     ReportCame,
     Tick,
     WriteIncident,
+    WriteStacks,
 )
 from torch_watchdog.job.health import NO_CODES, Health
 from torch_watchdog.job.incident import is_order
+from torch_watchdog.job.loaders import LoaderLooks, words_of_loader
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN
 from torch_watchdog.rules.xid import XidCode
@@ -68,6 +70,7 @@ class Job:
             away=self._away,
         )  # fmt: skip
         self._attempt = Attempt(0, self._shared)
+        self._loaders = LoaderLooks()
         self._lost_records = 0
         self._dropped: dict[str, int] = {}  # node -> reports
 
@@ -167,6 +170,7 @@ class Job:
             effects += self._begin_attempt(event.attempt, now)
             if event.attempt == self._attempt.number:
                 effects += self._attempt.rank_event(node, event, now)
+                effects += self._on_workers(event) if event.kind == "workers" else ()
         for sample in report.gpus:
             self._health.take_gpu(node, sample, now)
         return (*effects, *self._judge(now))
@@ -213,6 +217,7 @@ class Job:
             return ()
         self._attempt = Attempt(number, self._shared, world_size=self._attempt.world_size)
         self._health.begin_attempt()
+        self._loaders = LoaderLooks()
         self._casebook.begin_attempt(number)
         return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {number}"),)
 
@@ -235,6 +240,16 @@ class Job:
                 sign = finding.sign
                 yield self._event(now, kind, rank=sign.rank, step=sign.step, text=changed["summary"], incident=changed["id"])
                 yield WriteIncident(incident=changed, contract_of_rank=None)
+                if finding.change == "fires" and self._loaders.should_ask(changed):
+                    yield from self._attempt.ask_node(changed["origin"]["rank"])
+
+    def _on_workers(self, event: m.RankEvent) -> Iterable[Effect]:
+        incident_id = self._loaders.incident_of(event.rank)
+        changed = None if incident_id is None else self._casebook.looked_into(incident_id, words_of_loader(event.text))
+        if changed is not None:
+            self._loaders.answered(event.rank)
+            yield WriteIncident(incident=changed, contract_of_rank=None)
+            yield WriteStacks(incident_id=changed["id"], text=event.text)
 
     def _exit_code(self) -> int | None:
         """None: the command's own code stands."""

@@ -1,0 +1,63 @@
+"""What the workers of a data loader are doing, seen from beside them, on real ones."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from torch_watchdog_agent.node.loaders import look_at_loader
+
+SCRIPT = """
+import sys, time
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        while index == 0:
+            time.sleep(1000)
+        return index
+
+if __name__ == "__main__":
+    next(iter(DataLoader(Rows(), num_workers=2, multiprocessing_context=sys.argv[1])))
+"""
+
+
+@contextmanager
+def loading(folder: Path, how: str) -> Iterator[int]:
+    """A process whose loader has one worker that never comes back with its batch, and one that has nothing left to do."""
+    (folder / "rows.py").write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, str(folder / "rows.py"), how]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["fork", "forkserver"])
+def test_a_worker_that_is_stuck_in_the_data_set_is_told_from_one_that_has_nothing_to_do(tmp_path: Path, how: str) -> None:
+    with loading(tmp_path, how) as pid:
+        deadline = time.monotonic() + 90
+        while "Rows.__getitem__ (rows.py:" not in (text := look_at_loader(pid)) or "for the loop to ask" not in text:
+            assert time.monotonic() < deadline, text
+    heads = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert heads[0].startswith(f"rank, pid {pid}: waits") and len(heads) == 3
+    stuck, idle = sorted(heads[1:], key=lambda line: "for the loop to ask" in line)
+    assert stuck.startswith("worker, pid ") and ", in Rows.__getitem__ (rows.py:1" in stuck
+    assert idle.endswith(", for the loop to ask for a batch")
+    assert "    _worker_loop (torch/utils/data/_utils/worker.py:" in text
+
+
+def test_a_rank_that_has_ended_has_no_workers() -> None:
+    assert look_at_loader(2**22 + 1) == f"rank, pid {2**22 + 1}: has ended\n"
