@@ -1,7 +1,7 @@
 """The fault-injection suite: `python tests/faults/run.py` runs what is not in the results yet, then prints the table.
 
 Pieces: `--seeds 0 1 2`, `--clean 0:90`, `--for SECONDS` (begin nothing new after them). Results are kept in results.json and RESULTS.md beside this file, or
-beside `--out`; `--fresh` forgets them. `--at-once N`: that many launches beside each other, where the machine has the cores for it.
+beside `--out`; `--fresh` forgets those that it is asked for. `--at-once N`: that many launches beside each other, where the machine has the cores for it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ runs alike. Findings besides are listed below the table: in a launch with faults
 
 def main() -> None:
     options = arguments()
-    known: dict[str, Any] = {} if options.fresh or not options.out.exists() else json.loads(options.out.read_text())["runs"]
+    known: dict[str, Any] = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
     until = time.monotonic() + options.seconds
-    waiting = [one for one in todo(options) if one[0] not in known]
+    asked = todo(options)
+    if options.fresh:
+        known = {name: result for name, result in known.items() if name not in {one[0] for one in asked}}
+    waiting = [one for one in asked if one[0] not in known]
     with ThreadPoolExecutor(options.at_once) as pool:
         for done in as_completed([pool.submit(run_before, until, *one) for one in waiting]):
             name, result = done.result()
@@ -54,7 +57,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--clean", default="0:90")
-    parser.add_argument("--only", help="fault")
+    parser.add_argument("--only", help="launches with this fault")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"))
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "results.json")

@@ -43,8 +43,8 @@ def _looked_at(pid: int, name: str, *, stack: bool) -> str:
     if state is None:
         return f"{name}: has ended\n"
     frames = [line.strip() for line in stack_of(pid).splitlines()] if stack else []
-    place = _read(f"/proc/{pid}/wchan").strip("0")
-    kernel = f" ({place})" if place else ""
+    place = _read(f"/proc/{pid}/wchan")
+    kernel = "" if place in ("", "0") else f" ({place})"
     doing = _STATES.get(state, f"is in state {state}")
     at = "" if not frames else ", for the loop to ask for a batch" if _is_idle(frames) else f", in {frames[0]}"
     return "\n".join((f"{name}: {doing}{kernel}{at}", *(f"    {frame}" for frame in frames), ""))

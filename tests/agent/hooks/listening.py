@@ -59,10 +59,11 @@ def listen_to(folder: Path, script: str, *arguments: object, policy: str = "obse
     return _heard(folder, json.loads(done.stdout.splitlines()[-1]), violations, done.stderr)
 
 
-def run_script(folder: Path, script: str, arguments: list[str], policy: Any) -> subprocess.CompletedProcess[str]:
+def run_script(folder: Path, script: str, arguments: list[str], policy: Any, **more: Any) -> subprocess.CompletedProcess[str]:
     at = str(folder)
     config = AgentConfig(
-        job="j", session="s", policy=policy, run_dir=at, runtime_dir=at, ring_dir=at, version="0", launcher_pid=1, keeper=False, solo=True
+        job="j", session="s", policy=policy, run_dir=at, runtime_dir=at, ring_dir=at, version="0", launcher_pid=1, keeper=False, solo=True,
+        **more,
     )  # fmt: skip
     kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     ours = {ENVIRONMENT: config.to_env(), "PYTHONPATH": os.pathsep.join([str(SHIM), *filter(None, [os.environ.get("PYTHONPATH")])])}

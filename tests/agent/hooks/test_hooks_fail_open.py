@@ -12,3 +12,11 @@ def test_a_rank_that_cannot_be_made_is_said_once_and_disturbs_nothing(tmp_path: 
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert done.stderr.count("no rank here") == 1
     assert "training goes on" in done.stderr
+
+
+def test_gradients_that_hold_no_numbers_turn_off_only_the_look_at_them(tmp_path: Path) -> None:
+    plain = run_script(tmp_path, "odd_gradients.py", [], "observe")
+    watched = run_script(tmp_path, "odd_gradients.py", [], "observe", watch_gradients=True)
+    assert plain.stdout.startswith("trained ") and (watched.returncode, watched.stdout) == (0, plain.stdout), watched.stderr
+    assert [line for line in watched.stderr.splitlines() if "turned itself off" in line and "gradients hook" not in line] == []
+    assert watched.stderr.count("the gradients hook turned itself off") == 1
