@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -36,11 +38,11 @@ if __name__ == "__main__":
 def loading(folder: Path, how: str) -> Iterator[int]:
     """A process whose loader has one worker that never comes back with its batch, and one that has nothing left to do."""
     (folder / "rows.py").write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, str(folder / "rows.py"), how]) as process:
+    with subprocess.Popen([sys.executable, str(folder / "rows.py"), how], start_new_session=True) as process:
         try:
             yield process.pid
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # a worker that sleeps does not look for its parent
 
 
 @pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
