@@ -145,11 +145,11 @@ def test_a_training_goes_on_when_its_daemon_is_killed_and_says_what_is_lost(tmp_
     with served.again() as client:
         with pytest.raises(UnknownJobError):
             client.job("served")  # neither running nor known to have ended
-        after = launch(
-            in_folder(tmp_path, "elsewhere"), [*watchdog("--dir", str(tmp_path / "watchdog_runs"), "--daemon", served.address), "true"]
-        )
+        runs = tmp_path / "watchdog_runs"
+        after = launch(in_folder(tmp_path, "after"), [*watchdog("--dir", str(runs), "--daemon", served.address), "true"])
         assert after.code == 0, after.err
-        assert (client.job("served").state, client.job("served").exit_code) == ("ended", 0), "the next launch with those runs told it"
+        assert not list(runs.glob(".unsaid/*")), "the next launch with those runs has told it"
+        assert (client.job("served").state, client.job("served").exit_code) == ("ended", 0)
 
 
 def test_a_training_goes_on_to_its_own_numbers_when_its_node_process_is_killed(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from torch_watchdog.store.run_directory import write_json
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello
 
-__all__ = ["hand_in", "leave_note"]
+__all__ = ["PATIENCE_S", "hand_in", "leave_note"]
 
 _FOLDER = ".unsaid"
 _NEWS_S = 86_400.0
-_PATIENCE_S = 2.0  # for all of them
+PATIENCE_S = 5.0  # for all of them
 
 
 def leave_note(runs_dir: Path, daemon: str, hello: NodeHello, goodbye: NodeGoodbye) -> None:
@@ -35,7 +35,7 @@ def leave_note(runs_dir: Path, daemon: str, hello: NodeHello, goodbye: NodeGoodb
 
 def hand_in(runs_dir: Path, daemon: str, client: Callable[[], DaemonClient]) -> None:
     """The notes for this daemon. What it refuses, and what is a day old, is news to nobody."""
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + PATIENCE_S
     for note in sorted((runs_dir / _FOLDER).glob("*.goodbye")):
         if time.monotonic() >= until_s:
             return

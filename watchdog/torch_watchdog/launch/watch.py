@@ -26,7 +26,7 @@ from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
 from torch_watchdog.launch.summary import JobEnd, as_typed
-from torch_watchdog.launch.unsaid import hand_in, leave_note
+from torch_watchdog.launch.unsaid import PATIENCE_S, hand_in, leave_note
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_agent.config import AgentConfig
@@ -135,12 +135,12 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         node.start()  # the last thing that can fail: its thread would go on, and miss what is closed then
         say(_first_words(seat))
         if seat.config.daemon != "auto":
-            hand_in(seat.directory.root.parent, seat.daemon, lambda: _client(seat))
+            hand_in(seat.directory.root.parent, seat.daemon, lambda: _client(seat, timeout_s=PATIENCE_S))
         yield Watch(plan=plan, seat=seat, ring_dir=ring_dir, node=node, record=record)
 
 
-def _client(seat: Seat) -> DaemonClient:
-    return DaemonClient(seat.daemon, token=seat.token() or "", timeout_s=QUESTION_TIMEOUT_S, authority=seat.authority)
+def _client(seat: Seat, *, timeout_s: float = QUESTION_TIMEOUT_S) -> DaemonClient:
+    return DaemonClient(seat.daemon, token=seat.token() or "", timeout_s=timeout_s, authority=seat.authority)
 
 
 def _first_words(seat: Seat) -> str:
