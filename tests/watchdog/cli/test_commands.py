@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from terminal import Screen
 
 from torch_watchdog.cli.main import COMMANDS, watchdog
 from torch_watchdog.cli.options import given_words, launch_options
+from torch_watchdog.store.database import Database
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_proto.messages import NodeReport, StepBlock
@@ -472,6 +474,17 @@ def test_commands_of_the_store_say_where_there_is_nothing_to_do(runs: Runs) -> N
         runs("store", *words, TORCH_WATCHDOG_STORE=store).stdout for words in (("import",), ("export",), ("prune", "--older-than", "3"))
     ]
     assert said == [f"no run in {runs.folder}/watchdog_runs\n", "the store has no run\n", "nothing is older than 3 days\n"]
+
+
+def test_what_daemons_decide_for_is_never_old_and_their_copies_of_others_runs_are_none(runs: Runs) -> None:
+    url = f"sqlite:///{runs.folder / 'store.sqlite'}"
+    database = Database.open(url)
+    for job, seen_s in (("runs", time.time()), ("ended", time.time() - 90)):
+        database.keep_run(job, seen_s)
+    (runs.folder / "watchdog_runs" / ".elsewhere").mkdir(parents=True)
+    assert runs("store", "import", TORCH_WATCHDOG_STORE=url).stdout == f"no run in {runs.folder}/watchdog_runs\n"
+    assert runs("store", "prune", "--older-than", "0", TORCH_WATCHDOG_STORE=url).stdout == "ended: removed from the store\n"
+    assert set(database.runs()) == {"runs"}
 
 
 def test_a_run_out_of_a_store_is_read_by_every_command_though_its_launch_wrote_its_record_elsewhere(

@@ -108,7 +108,12 @@ def test_what_another_daemon_has_is_shown_once_it_has_ended_and_named_before(roo
         assert {job["job"] for job in again.get("api/v1/jobs").json()["jobs"]} == {"own", "ended"}, (
             "what was brought to look at is nobody's run"
         )
-        assert [folder.name for folder in (root / "b" / "runs" / ".elsewhere").iterdir()] == ["ended"]
+        copies = root / "b" / "runs" / ".elsewhere"
+        assert not copies.exists() and again.get("api/v1/jobs/ended").status_code == 200
+        assert [folder.name for folder in copies.iterdir()] == ["ended"]
+        Database.open(store).forget_older(1e12, ("own",))
+        assert until(lambda: [job["job"] for job in again.get("api/v1/jobs").json()["jobs"]] == ["own"])
+        assert list(copies.iterdir()) == [], "what was pruned is not kept by those who had looked at it"
 
 
 def test_an_alert_of_a_daemon_that_ended_is_resolved_by_the_other_under_its_key(root: Path) -> None:

@@ -17,6 +17,7 @@ from torch_watchdog.store.transfer import bring_in, bring_out, write_job_if_miss
 __all__ = ["command", "open_store"]
 
 _DAY_S = 86_400.0
+_RUNS_S = 60.0  # a daemon says every few seconds which jobs it decides for: these are never old
 
 
 def _store_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +57,7 @@ def export(context: click.Context, /, jobs: tuple[str, ...], url: str | None, **
 def import_runs(context: click.Context, /, jobs: tuple[str, ...], url: str | None, **_: object) -> None:
     """Bring run directories (default: all below --dir) into the store. What is there already stays as it is."""
     folder, database = settings(context).directory, open_store(url)
-    found = jobs or tuple(sorted(path.name for path in folder.glob("*") if path.is_dir()))
+    found = jobs or tuple(sorted(path.name for path in folder.glob("[!.]*") if path.is_dir()))
     if not found:
         click.echo(f"no run in {folder}")
     for job in found:
@@ -75,7 +76,7 @@ def import_runs(context: click.Context, /, jobs: tuple[str, ...], url: str | Non
 @click.pass_context
 def prune(context: click.Context, /, days: float, url: str | None, **_: object) -> None:
     """Remove what daemons wrote of old runs: below --dir, and in --store where one is given. Checkpoints and logs stay."""
-    before_s = time.time() - days * _DAY_S
+    before_s = time.time() - max(days * _DAY_S, _RUNS_S)
     from_files = tuple(forget_old_files(settings(context).directory, before_s, ()))
     from_store = open_store(url).forget_older(before_s, ()) if url else ()
     for job in from_files:

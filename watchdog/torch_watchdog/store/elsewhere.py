@@ -38,6 +38,7 @@ class Elsewhere:
         self._not_ended_s: dict[str, float] = {}  # when it was looked at: events of a run of weeks take a while to read
         self._brought: dict[str, int] = {}  # copy -> the newest record in it
         self._lock = threading.Lock()
+        shutil.rmtree(self._copies, ignore_errors=True)  # of an earlier daemon
 
     def jobs(self, but: Collection[str]) -> tuple[list[JobStatus], int]:
         """Without their ranks; and how many older ones are left out."""
@@ -47,6 +48,7 @@ class Elsewhere:
         with self._lock:
             for gone in self._known.keys() - runs.keys():
                 self._known.pop(gone)
+                self._forget(gone)
             found = [status for name in names[:MAX_JOBS] if (status := self._status(name)) is not None]
         return found, max(0, len(names) - MAX_JOBS)
 
@@ -87,10 +89,12 @@ class Elsewhere:
         kinds = () if newest != self._brought.get(name) else tuple(REPLACED)
         bring_out(self._database, name, self._copies / name, *kinds)
         self._brought[name] = newest
-        oldest_first = list(self._brought)
-        for gone in oldest_first[: max(0, len(oldest_first) - _MAX_KEPT)]:
-            shutil.rmtree(self._copies / gone, ignore_errors=True)
-            self._brought.pop(gone)
+        for gone in list(self._brought)[:-_MAX_KEPT]:
+            self._forget(gone)
+
+    def _forget(self, name: str) -> None:
+        if self._brought.pop(name, None) is not None:
+            shutil.rmtree(self._copies / name, ignore_errors=True)
 
 
 def _all_left(events: Sequence[Mapping[str, Any]]) -> bool:
