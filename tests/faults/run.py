@@ -30,7 +30,8 @@ BIN = Path(sys.executable).parent
 TIMEOUT_S = 150
 WORDS = """Written by `python tests/faults/run.py`: real trainings of two ranks on one machine. A launch has one fault that lasts and one that ends it;
 "steps until it is told" counts from the step of the fault to the step that the finding names. Holds are shorter than by default (`catalogue.py`), for clean
-runs alike. Findings besides are listed below the table: in a launch with faults most follow from the fault."""
+runs alike. Findings besides are listed below the table: in a launch with faults most follow from the fault. Of a clean run that is restarted (by `--resume`
+after a preemption, or by torchrun's `--max-restarts` after a SIGKILL) what ended its first part must be told, and nothing else."""
 
 
 def main() -> None:
