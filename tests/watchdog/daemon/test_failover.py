@@ -36,7 +36,7 @@ def root() -> Iterator[Path]:
 
 def daemon(root: Path, name: str, store_url: str, **more: Any) -> Fleet:
     (root / name).mkdir(exist_ok=True)
-    return Fleet(root / name, store_url=store_url, lease_s=0.5, **more)
+    return Fleet(root / name, store_url=store_url, **{"lease_s": 0.5} | more)
 
 
 def pager(receiver: HttpReceiver, boss: HttpReceiver | None = None) -> AlertsConfig:
@@ -71,7 +71,7 @@ def test_a_job_goes_on_at_another_daemon_that_has_none_of_its_files(root: Path) 
 
 def test_while_one_daemon_decides_for_a_job_another_sends_its_nodes_there(root: Path) -> None:
     store = f"sqlite:///{root / 'store.sqlite'}"
-    with daemon(root, "a", store) as first, daemon(root, "b", store) as second:
+    with daemon(root, "a", store, lease_s=60) as first, daemon(root, "b", store, lease_s=60) as second:
         first.node().steps(0, 0)
         with pytest.raises(grpc.RpcError) as raised:
             second.node()
@@ -82,7 +82,7 @@ def test_while_one_daemon_decides_for_a_job_another_sends_its_nodes_there(root: 
 
 def test_what_another_daemon_has_is_shown_once_it_has_ended_and_named_before(root: Path) -> None:
     store = f"sqlite:///{root / 'store.sqlite'}"
-    with daemon(root, "a", store) as first, daemon(root, "b", store) as second:
+    with daemon(root, "a", store, lease_s=60) as first, daemon(root, "b", store, lease_s=60, alerts=pager_of_nobody()) as second:
         node = first.training("ended", session="e", run_dir="/of/its/launch")
         node.steps(0, 1, 2)
         node.exited(0, signal=9)
@@ -99,6 +99,8 @@ def test_what_another_daemon_has_is_shown_once_it_has_ended_and_named_before(roo
             assert [incident["kind"] for incident in client.incidents("ended")] == ["rank.died"]
             assert [step for block in client.steps("ended") for step in block.step] == [0, 1, 2]
             assert not client.request("ended", "order.stop", by="me").accepted
+            assert re.search("the daemon .*/a/runs tells of that job", client.acknowledge("runs/1", by="anna").text)
+            assert client.acknowledge("nobodys/1", by="anna").text.endswith("see `watchdog alert list`")
             for question in (client.job, client.incidents, client.steps):
                 with pytest.raises(UnknownJobError, match=r"'runs' here: it is at the daemon .*/a/runs: ask that one"):
                     question("runs")
@@ -141,9 +143,6 @@ def test_an_alert_of_a_daemon_that_ended_in_order_is_told_on_by_one_that_lives_b
             node.exited(0, signal=9)
             node.goodbye(1)
             until(lambda: receiver.bodies(event_action="trigger"))
-            with DaemonClient(second.socket) as client:
-                assert re.search("the daemon .*/a/runs tells of that job", client.acknowledge("job/1", by="anna").text)
-                assert client.acknowledge("jab/1", by="anna").text.endswith("see `watchdog alert list`")
             first.node("quiet", session="q").goodbye(0)
         (alert,) = until(lambda: second.get("api/v1/alerts").json()["alerts"])
         assert alert["name"] == "job/1"
