@@ -88,6 +88,14 @@ class Loop:
         """A loader has no more batches. A loop that prefetches has some in hand still."""
         self._drained = self._drained or 0
 
+    def pass_left(self, *, batches: int) -> None:
+        """The loop has let go of a loader that had given it so many batches in this pass.
+
+        In the middle of a window that says nothing where each batch has an iterator of its own: `next(iter(loader))`.
+        """
+        if batches > 1 or not self._open:
+            self.pass_ended()
+
     def _begin(self, *, batchless: bool = False) -> None:
         if self._closed_once:
             self.step += 1

@@ -146,6 +146,27 @@ def test_each_update_after_the_loader_has_ended_is_counted() -> None:
     assert loop.updates_applied == 10
 
 
+def test_each_update_after_the_loader_was_left_is_counted() -> None:
+    for unused in (False, True):  # whether the loop has left it with a batch in hand
+        loop = Loop()
+        for _ in range(3):
+            loop.handed_over()
+            step(loop)
+        if unused:
+            loop.handed_over()
+        loop.pass_left(batches=3 + unused)
+        assert [step(loop) for _ in range(3)] == [3, 4, 5] and loop.updates_applied == 6
+
+
+def test_an_iterator_a_batch_is_no_loader_that_was_left() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.handed_over()
+        loop.pass_left(batches=1)
+        assert step(loop) == step(loop)
+    assert loop.updates_applied == 3
+
+
 def test_a_vetoed_window_leaves_out_what_its_batch_usually_gives_rise_to_and_no_more() -> None:
     """The loop has left its loader before the end (`break`), with the last batch vetoed."""
     loop = Loop()

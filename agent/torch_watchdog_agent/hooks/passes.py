@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from torch_watchdog_agent.hooks import elsewhere
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
+from torch_watchdog_agent.hooks.left import left, watch_collections
 from torch_watchdog_agent.hooks.tracks import Track, follow, is_followed, is_known, track_of
 from torch_watchdog_agent.quarantine import dataset_name
 
@@ -44,6 +45,13 @@ class Pass:
     fetched: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_FETCHED))
     one_by_one: bool = True
     total: int | None = None  # batches, where a scan needs to know
+    epoch: int = field(init=False)  # of the track
+
+    def __post_init__(self) -> None:
+        self.epoch = self.track.epoch
+
+    def __del__(self) -> None:
+        left(self.track, self.epoch)
 
 
 class _Here(threading.local):
@@ -96,6 +104,7 @@ def _begun(loader: Any) -> Track | None:
     track = track_of(loader)
     if here is not None:
         track.dataset = dataset_name(getattr(loader, "dataset", None))
+        watch_collections()
     track.epoch += 1
     track.batches = 0
     _look_for_tokenizer(here, loader, track)

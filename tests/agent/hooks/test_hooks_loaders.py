@@ -57,6 +57,15 @@ def test_a_bad_sample_is_named_by_its_index_and_worker_or_not_at_all(
     assert "ids" in str(heard.noticed[0].batch.key)
 
 
+@pytest.mark.parametrize(
+    "how", ["after_the_update", "in_a_generator", "before_use", "one_iterator_a_batch", "in_a_cycle", "evaluated_in_between"]
+)
+def test_each_update_after_a_loader_was_left_is_counted_and_no_inner_step_of_a_batch(folder: Path, how: str) -> None:
+    heard = listen_to(folder, "leaves.py", how)
+    assert heard.complaints == []
+    assert len(heard.steps) == heard.printed
+
+
 def test_a_loader_left_in_mid_epoch_begins_anew_and_its_samples_stay_right(folder: Path) -> None:
     heard = listen_to(folder, "loops.py", "persistent_workers")
     heard_all(heard)
