@@ -79,3 +79,11 @@ def test_of_a_gradient_that_every_rank_holds_it_is_the_whole(mesh: object) -> No
     whole = DTensor.from_local(torch.full((4,), 3.0), mesh, [Replicate()], run_check=False)
     norm = norm_of(optimizer_of(whole))
     assert norm is not None and not norm.is_of_shard
+
+
+@pytest.mark.parametrize("mark", ["_fsdp_flattened", "_is_flat_param"])
+def test_of_a_parameter_that_the_first_fsdp_has_flattened_it_is_a_shards(mark: str) -> None:
+    optimizer = optimizer_of(torch.ones(4))
+    setattr(optimizer.param_groups[0]["params"][0], mark, True)
+    norm = norm_of(optimizer)
+    assert norm is not None and norm.is_of_shard
