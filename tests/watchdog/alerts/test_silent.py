@@ -42,8 +42,8 @@ def test_a_silent_run_whose_requeue_reports_is_told_of_once_and_resolved(root: P
         assert told == [("trigger", "watchdog.job_silent"), ("resolve", None), ("trigger", "rank.died")]
 
 
-def left(receiver: HttpReceiver) -> AlertsConfig:
-    return pager(receiver, silent_s=0.3, restores_all=True)
+def left(receiver: HttpReceiver, silent_s: float = 0.3) -> AlertsConfig:
+    return pager(receiver, silent_s=silent_s, restores_all=True)
 
 
 def test_a_job_that_died_while_no_daemon_was_there_is_told_of_by_the_next_and_resolved_by_its_requeue(root: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_job_that_ended_while_no_daemon_was_there_is_told_of_to_nobody_where_i
             for job in ("ended", "another", "runs-on"):
                 first.training(job, session=job, run_dir=str(root / "launches" / job))
         assert [run.job for run in runs_left_running(first.runs, now_s=time.time())] == ["another", "runs-on"]
-        with Fleet(root, alerts=left(receiver)):
+        with Fleet(root, alerts=left(receiver, silent_s=4.0)):  # time for the line below, on a machine that is busy
             write_json(
                 root / "launches" / "runs-on" / "job.json", {"schema_version": 1, "session": "runs-on", "ended": "2026-11-28T12:00:01Z"}
             )
@@ -105,7 +105,7 @@ def test_a_job_that_comes_back_to_the_next_daemon_in_time_is_told_of_to_nobody_a
         with Fleet(root) as first:
             for job in ("early", "late"):
                 first.training(job, session=job)
-        with Fleet(root, alerts=left(receiver)) as second:
+        with Fleet(root, alerts=left(receiver, silent_s=4.0)) as second:
             second.node("early", session="early")
             until(lambda: receiver.bodies(event_action="trigger"))
             second.node("late", session="late")
