@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -84,20 +85,25 @@ def test_a_launch_that_ended_while_no_daemon_was_there_has_the_next_one_say_so(r
     with HttpReceiver() as receiver:
         with Fleet(root) as first:
             first.training(run_dir="/of/another/machine")
+            first.training("busy", session="of another launch").goodbye(0)
         hello = m.NodeHello(
             job="job", node="node-0", version="0.1.0", policy="stop", command=(), run_dir="/of/another/machine", session="s"
         )
         leave_note(root / "there", first.socket, hello, m.NodeGoodbye(exit_code=0))
         leave_note(root / "there", "unix:/of/another/daemon", replace(hello, job="not-ours"), m.NodeGoodbye(exit_code=0))
+        leave_note(root / "there", first.socket, replace(hello, job="busy", session="x"), m.NodeGoodbye(exit_code=0))
+        (root / "there" / ".unsaid" / "broken.goodbye").write_text("no note")
+        leave_note(root / "there", first.socket, replace(hello, job="old"), m.NodeGoodbye(exit_code=0))
+        os.utime(root / "there" / ".unsaid" / "old.goodbye", (1.0, 1.0))
         hand_in(root / "there", first.socket, lambda: DaemonClient(first.socket, timeout_s=0.5))
-        assert len(list((root / "there").glob("*/*"))) == 2, "nobody was there: the notes are kept"
+        assert len(list((root / "there").glob("*/*"))) == 4, "nobody was there: all are kept but the broken one"
         with Fleet(root, alerts=left(receiver)) as second:
             until(lambda: receiver.bodies(event_action="trigger"))
             hand_in(root / "there", second.socket, lambda: DaemonClient(second.socket))
             until(lambda: receiver.bodies(event_action="resolve"))
             (job,) = (one for one in second.get("api/v1/jobs").json()["jobs"] if one["job"] == "job")
             assert (job["state"], job["exit_code"]) == ("ended", 0)
-            assert [path.name for path in (root / "there").glob("*/*")] == ["not-ours.goodbye"]
+            assert sorted(path.name for path in (root / "there").glob("*/*")) == ["busy.goodbye", "not-ours.goodbye"]
 
 
 def test_a_job_that_comes_back_to_the_next_daemon_in_time_is_told_of_to_nobody_and_late_it_is_resolved(root: Path) -> None:

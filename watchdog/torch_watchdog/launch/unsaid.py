@@ -34,7 +34,7 @@ def leave_note(runs_dir: Path, daemon: str, hello: NodeHello, goodbye: NodeGoodb
 
 
 def hand_in(runs_dir: Path, daemon: str, client: Callable[[], DaemonClient]) -> None:
-    """The notes for this daemon. What it refuses, and what is a day old, is news to nobody."""
+    """The notes for this daemon. What it refuses is kept, for it may be at another one for now; what is a day old is news to nobody."""
     until_s = time.monotonic() + PATIENCE_S
     for note in sorted((runs_dir / _FOLDER).glob("*.goodbye")):
         if time.monotonic() >= until_s:
@@ -44,10 +44,10 @@ def hand_in(runs_dir: Path, daemon: str, client: Callable[[], DaemonClient]) -> 
                 continue
         except DaemonUnreachableError:
             return
-        except (WatchdogError, ValueError, TypeError, KeyError):
-            pass  # refused, or none of ours
-        except OSError:
-            continue  # another launch was faster
+        except (WatchdogError, OSError):
+            continue  # refused, or another launch was faster
+        except (ValueError, TypeError, KeyError):
+            pass  # none of ours
         with contextlib.suppress(OSError):
             note.unlink()
             note.parent.rmdir()
