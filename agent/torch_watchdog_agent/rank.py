@@ -11,6 +11,7 @@ import math
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -368,7 +369,7 @@ class Rank:
         finally:
             before.restore()
         if found is not None:
-            self._notice(found)
+            self._notice(replace(found, bundle=self.rescuer.bundled()))
 
     def out_of_step(self, mismatch: Mismatch) -> None:
         """Another rank of this node has called another collective than this rank is about to call. Once: what follows, follows from it."""

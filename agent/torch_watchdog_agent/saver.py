@@ -33,6 +33,8 @@ class Saver:
         committed = self._save(commit) if commit.save else False
         self._rank.gate.done(commit.generation)
         self._rank.history.note(f"step {step}: {'checkpoint committed' if committed else 'no checkpoint'}: {commit.path}", level=0)
+        if committed and not commit.leave and self._rank.identity.rank == 0:  # whoever reads the job's output has not asked for it
+            self._rank.say(f"checkpoint committed after {self._rank.loop.updates_applied} updates: {commit.path} ({commit.reason})")
         if commit.leave:
             if commit.save and not committed:
                 self._rank.rescuer.at_nothing()

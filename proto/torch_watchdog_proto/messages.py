@@ -404,12 +404,13 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvent:
-    """Something that happened to a rank, as its node saw it; `order` counts events of this node (monotonic)."""
+    """Something that happened to a rank, as its node saw it; `order` counts events of this node (monotonic). `asked`: its launch got `signal`, which
+    asks for the end."""
 
     rank: int
     attempt: int
     pid: int
-    kind: Literal["started", "finished", "exited", "note", "log", "state", "stack", "workers"]
+    kind: Literal["started", "finished", "exited", "note", "log", "state", "stack", "workers", "asked"]
     time_ns: int
     order: int
     exit_code: int | None = None

@@ -123,14 +123,21 @@ def test_a_signal_to_the_whole_process_group_ends_the_launch_as_it_ends_a_plain_
     assert shown[1] == shown[0] == (["signal 15\n"], 0)
 
 
-def test_ctrl_c_on_a_terminal_ends_a_training_as_it_ends_a_plain_one(tmp_path: Path) -> None:
-    ends = [
-        _end_after_ctrl_c([*wrapper, *PYTHON, SCRIPT, "--steps", "2000", "--step-time-s", "0.05"]) for wrapper in ([], watchdog(tmp_path))
-    ]
-    assert ends[1] == ends[0] == -signal.SIGINT
+@pytest.mark.parametrize(("launcher", "code"), [("python", -signal.SIGINT), ("torchrun", 1)])
+def test_ctrl_c_on_a_terminal_ends_a_training_as_it_ends_a_plain_one_and_is_told_in_one_line(
+    launcher: str, code: int, tmp_path: Path
+) -> None:
+    command = [*LAUNCHERS[launcher], SCRIPT, "--steps", "2000", "--step-time-s", "0.05"]
+    ends = [_end_after_ctrl_c([*wrapper, *command]) for wrapper in ([], watchdog(tmp_path))]
+    assert ends[1][0] == ends[0][0] == code
+    shown = ends[1][1].decode(errors="replace")
+    last_words = [line for line in shown.splitlines() if line.startswith("[torch-watchdog]")][1:]
+    assert len(last_words) == 1 and "job job was interrupted (SIGINT, as by Ctrl-C): " in last_words[0], shown
+    assert job_json(tmp_path)["exit_reason"] == "interrupted (SIGINT, as by Ctrl-C)"
+    assert not list((tmp_path / "runs" / "job").glob("incidents/*"))
 
 
-def _end_after_ctrl_c(command: Sequence[str]) -> int:
+def _end_after_ctrl_c(command: Sequence[str]) -> tuple[int, bytes]:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(command[0], list(command), environment())
@@ -140,12 +147,12 @@ def _end_after_ctrl_c(command: Sequence[str]) -> int:
             shown += screen.read(1000)
         screen.write(b"\x03")
         try:
-            while screen.read(1000):
-                pass
+            while more := screen.read(1000):
+                shown += more
         except OSError:
             pass  # the terminal's last reader has gone
         _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    return os.waitstatus_to_exitcode(status), shown
 
 
 def test_a_training_outlives_a_wrapper_that_is_killed(tmp_path: Path) -> None:

@@ -85,6 +85,12 @@ def test_a_checkpoint_on_request_is_committed_and_the_job_goes_on(running: subpr
     while not running.stdout.readline().startswith(f"step {step + 5} "):
         assert running.poll() is None
     assert ask(tmp_path, "status", "job")["state"] == "running"
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=TIMEOUT_S)
+    assert f"rank 0: checkpoint committed after {step} updates: {tmp_path}/watchdog_runs/job/checkpoints/{name} (requested by " in err, err
+    assert "job job was interrupted (SIGINT, as by Ctrl-C): 2 ranks" in err
+    assert f"  saved  watchdog_runs/job/checkpoints/{name} ({step} updates, verified), on request" in err
+    assert f"  resume watchdog --resume watchdog_runs/job/checkpoints/{name} " in err
 
 
 def test_a_stop_on_request_saves_and_ends_every_rank(running: subprocess.Popen[str], tmp_path: Path) -> None:

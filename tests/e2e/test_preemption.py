@@ -123,6 +123,7 @@ def test_with_pass_a_signal_acts_as_without_us(tmp_path: Path) -> None:
         tmp_path, to_the_wrapper, signal.SIGTERM, torchrun(*script("train.py", "--epochs", 40, "--meet", tmp_path)), "--on-signal", "pass"
     )
     assert run.code == plain.code and not (run.run_dir / "checkpoints").exists()
+    assert run.incidents == [] and "was ended by SIGTERM from outside: 2 ranks" in run.err
 
 
 def test_trainers_own_checkpoint_on_a_signal_wins(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
@@ -45,6 +46,12 @@ class NodeAgent:
         if self._ready.done() and self._thread.is_alive():
             work, loop = self._ready.result(timeout=0)
             loop.call_soon_threadsafe(work.signal_ranks, number)
+
+    def asked_to_end(self, number: int) -> None:
+        """The launch got this signal now, and passes it on."""
+        if self._ready.done() and self._thread.is_alive():
+            work, loop = self._ready.result(timeout=0)
+            loop.call_soon_threadsafe(work.asked_to_end, number, time.time_ns())
 
     def finish(self, exit_code: int, signal: int | None = None, *, timeout_s: float = 10.0) -> JobOutcome:
         """Call once the wrapped command has ended: reads what the rings still hold, reports it, asks the daemon how the job ended.

@@ -75,6 +75,12 @@ class NodeWork:
             with suppress(OSError):
                 os.kill(said.message.pid, number)  # type: ignore[union-attr]  # a rank's first words
 
+    def asked_to_end(self, number: int, time_ns: int) -> None:
+        """The launch got a signal that asks for its end: the daemon is to know before it hears of the first rank's."""
+        for pid in list(self._who):
+            self._add_event(pid, "asked", time_ns=time_ns, signal=number, text=f"the launch got {signals.Signals(number).name}")
+        self._wake.set()
+
     async def end(self, exit_code: int, signal: int | None) -> JobOutcome:
         """Reads and reports what is left, then asks how the job ended."""
         await self._relay.close()
@@ -199,7 +205,8 @@ class NodeWork:
     def _add_event(self, pid: int, kind: str, **more: object) -> None:
         attempt, rank = self._who[pid]
         self._order += 1
-        event = RankEvent(rank=rank, attempt=attempt, pid=pid, kind=kind, time_ns=time.time_ns(), order=self._order, **more)  # type: ignore[arg-type]
+        known = {"time_ns": time.time_ns()} | more
+        event = RankEvent(rank=rank, attempt=attempt, pid=pid, kind=kind, order=self._order, **known)  # type: ignore[arg-type]
         self._events.append(event)
 
     # Rings

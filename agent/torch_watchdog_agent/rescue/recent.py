@@ -39,17 +39,19 @@ class RecentBatches:
         """The last batch of the step, or of the one before where that step has none yet; None where it is not held any more."""
         return next((batch for at, batch in reversed(self._kept) if at <= step), None)
 
-    def write_bundle(self, step: int) -> None:
-        """What a person may replay. Whatever is in its way is said: the failure itself must be told."""
+    def write_bundle(self, step: int) -> str:
+        """What a person may replay, by its path in the run directory; "" where it was not kept. Whatever is in its way is said: the failure itself must
+        be told."""
         from torch_watchdog_agent.rescue import bundle
 
-        who, folder = self._rank.identity, Path(self._rank.config.run_dir) / bundle.FOLDER
-        batch = self.of(step)
+        who, batch = self._rank.identity, self.of(step)
+        path = f"{bundle.FOLDER}/{who.attempt}-{who.rank}.safetensors"
         try:
-            if batch is not None and self._rank.config.bundles:
-                bundle.write(folder / f"{who.attempt}-{who.rank}.safetensors", batch)
+            if batch is not None and self._rank.config.bundles and bundle.write(Path(self._rank.config.run_dir) / path, batch):
+                return path
         except Exception as error:  # noqa: BLE001  a full disk, say
             self._rank.say(f"the batch of this step could not be kept ({type(error).__name__}: {error})")
+        return ""
 
 
 def _is_on_host(batch: Any) -> bool:

@@ -139,6 +139,10 @@ class Rescuer:
         """The batch that is about to be used."""
         self._batches.keep(batch, several=self._gpu.is_gated)
 
+    def bundled(self) -> str:
+        """The batch at hand, written for a replay: its path in the run directory, or ""."""
+        return self._batches.write_bundle(self._rank.loop.step)
+
     def failed(self, error: BaseException, words: Words | None = None) -> None:
         """An exception leaves the training: tell it. `words`: what was said of it while it was raised."""
         from torch_watchdog_agent.rescue.looking import recorded

@@ -42,7 +42,7 @@ def play(lines: list[str]) -> FailureWatch:
         elif found["over"]:
             watch.said_end(pid)
         elif found["log"]:
-            watch.log(pid, found["log"])
+            watch.hear(RankEvent(rank=rank, attempt=0, pid=pid, kind="log", time_ns=0, order=order, text=found["log"]))
         else:
             code = int(found["exit"])
             event = RankEvent(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch_watchdog.job.hangs import ANSWER_S, SHORTEST_S, HangWatch, Hung
 from torch_watchdog.job.standstill import AWAY
+from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import GroupCalls, Looked
 
 STACK = '  File "/x/train.py", line 7, in main\n    while True:\n'
@@ -134,7 +135,8 @@ def test_what_was_read_from_outside_says_where_a_silent_rank_is() -> None:
     run.watch.asked(frozenset({0, 1}), 1, run.now)
     run.watch.answered(Looked(rank=0, generation=1, waits=True, stack=STACK, timeout_s=600.0))
     run.watch.state(1, "S")
-    run.watch.stack(1, "    fail (train.py:66)\n    main (train.py:9)\n")
+    read = "    fail (train.py:66)\n    main (train.py:9)\n"
+    run.watch.hear(RankEvent(rank=1, attempt=0, pid=101, kind="stack", time_ns=0, order=1, text=read), run.now)
     verdict = run.watch.verdict(run.now + ANSWER_S)
     assert verdict is not None
     assert "native code holds the interpreter's lock, in fail (train.py:66);" in verdict.why

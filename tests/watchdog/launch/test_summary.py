@@ -319,5 +319,35 @@ def test_a_resume_that_no_rank_took_is_said() -> None:
 
 def test_a_checkpoint_on_request_is_no_finding_of_a_job_that_ended_well() -> None:
     asked = {**INCIDENT, "kind": "order.checkpoint", "severity": "info"}
-    (line,) = summarise([asked], replace(END, exit_code=0, stopped_by_us=False))
-    assert "nothing found" in line
+    lines = summarise([asked], replace(END, exit_code=0, stopped_by_us=False))
+    assert "nothing found" in lines[0]
+    assert lines[1:] == ["  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified), on request"]
+
+
+@pytest.mark.parametrize(
+    ("signalled", "words"), [("SIGINT", "was interrupted (SIGINT, as by Ctrl-C)"), ("SIGHUP", "was ended by SIGHUP from outside")]
+)
+def test_a_launch_that_its_user_ended_is_one_quiet_line_and_the_newest_checkpoint_that_was_asked_for(signalled: str, words: str) -> None:
+    def asked(step: int, **more: Any) -> dict[str, Any]:
+        made = INCIDENT["action"]["checkpoint"] | {"path": f"/home/a/r/checkpoints/step-{step}", "updates_applied": step} | more
+        return INCIDENT | {
+            "kind": "order.checkpoint",
+            "severity": "info",
+            "action": INCIDENT["action"] | {"checkpoint": made, "exit_code": None},
+        }
+
+    end = replace(END, exit_code=1, stopped_by_us=False, signalled=signalled)
+    assert summarise([], end) == [f"job train-1 {words}: 2 ranks, 6 steps, nothing found (exit code 1)"]
+    lines = summarise([asked(3), asked(5), asked(9, finite=False)], end)
+    assert lines[:2] == [*summarise([], end), "  saved  r/checkpoints/step-5 (5 updates, verified), on request"]
+    assert len(lines) == 3 and lines[2].startswith("  resume watchdog") and "r/checkpoints/step-5" in lines[2]
+
+
+def test_a_failure_of_which_nothing_was_saved_tells_what_somebody_had_asked_for_before() -> None:
+    asked = INCIDENT | {"kind": "order.checkpoint", "severity": "info"}
+    failed = INCIDENT | {"batch": None, "kind": "rank.exception", "action": INCIDENT["action"] | {"checkpoint": None, "exit_code": None}}
+    lines = summarise([asked, failed], replace(END, exit_code=1, stopped_by_us=False))
+    assert lines[0] == "job train-1 failed: rank.exception (exit code 1)"
+    assert "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified), on request" in lines
+    assert any(line.startswith("  resume") for line in lines)
+    assert not any("on request" in line for line in summarise([asked, failed | {"kind": "loss.not_finite"}], replace(END, exit_code=70)))

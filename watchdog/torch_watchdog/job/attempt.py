@@ -88,15 +88,8 @@ class Attempt:
             now, f"rank.{event.kind}", rank=event.rank, text=words_of(event), level=event.level, exit_code=event.exit_code,
             signal=event.signal,
         )  # fmt: skip
-        if event.kind == "note" and event.level == "error":
-            self._failures.note(event.pid, event.text)
-        if event.kind == "log":
-            self._failures.log(event.pid, event.text)
-        if event.kind in ("state", "stack"):
-            for watch in (self._hangs, self._failures):
-                (watch.state if event.kind == "state" else watch.stack)(event.rank, event.text)
-        if event.kind == "workers":
-            self._hangs.workers(event.rank, event.text)
+        self._failures.hear(event)
+        self._hangs.hear(event, now)
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
             rank.exited = True
@@ -109,7 +102,9 @@ class Attempt:
         self._rescues.exited(rank.rank, now)
         if not rank.left:
             self._failures.see(event, node, rank.last_step, now)
-            if event.exit_code != 0 and not self._failures.is_victim(event.pid):
+            if self._failures.is_asked_for(event.pid) and not self._rescues.has_begun:
+                yield from self._tell_each(self._rescues.let_go(rank.rank))
+            elif event.exit_code != 0 and not self._failures.is_victim(event.pid):
                 yield from self._rescue(rank.rank, words_of(event), now)
         yield from self._tell_each(self._rescues.out(rank.rank, now))
 
@@ -163,6 +158,9 @@ class Attempt:
             self._failures.asked(alive)
             yield from self._ask(alive)[1]
             self._say_who_is_away(alive)
+        if self._failures.is_asked_for(rank.pid) and not self._rescues.has_begun:
+            yield from self._tell_each([stop.Tell(rank=rank.rank, order=m.Leave(generation=0))])  # it waits for a word
+            return
         yield from self._rescue(rank.rank, f"rank {rank.rank}: {failed.text}", now, victim=self._failures.is_victim(rank.pid))
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:

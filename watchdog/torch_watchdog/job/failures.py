@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, first_failure, gave_up
+from torch_watchdog.job.first_failure import (
+    ASKED_FOR_S,
+    FirstFailure,
+    RankEnd,
+    blames_a_peer,
+    first_failure,
+    gave_up,
+    is_no_failure_of_its_own,
+)
 from torch_watchdog.job.standstill import AWAY, Place, elsewhere, silence, split
 from torch_watchdog.rules.death import PATIENCE_S
 from torch_watchdog_proto.messages import RankEvent
@@ -41,17 +49,29 @@ class FailureWatch:
         self._steps: dict[int, int] = {}
         self._states: dict[int, str] = {}
         self._outside: dict[int, str] = {}
+        self._asked_for_ns: dict[int, int] = {}  # by pid: when its launch was asked to end
 
     @property
     def deadline(self) -> float | None:
         return None if self._since is None or self._judged == len(self._failed()) else self._since + self._patience_s()
 
-    def note(self, pid: int, text: str) -> None:
-        """The newest word of an error of that process. It may come after the news of its end."""
-        self._notes[pid] = text
+    def hear(self, event: RankEvent) -> None:
+        """What a node has seen of a rank, but for its end (`see`)."""
+        match event.kind:
+            case "note" if event.level == "error":
+                self._notes[event.pid] = event.text  # it may come after the news of its end
+            case "log":
+                self._log(event.pid, event.text)
+            case "state":
+                self.state(event.rank, event.text)
+            case "stack":
+                self._outside[event.rank] = event.text
+            case "asked":
+                self._asked_for_ns[event.pid] = event.time_ns
+            case _:
+                pass
 
-    def log(self, pid: int, text: str) -> None:
-        """A telling line that the process printed."""
+    def _log(self, pid: int, text: str) -> None:
         lines = self._logs.setdefault(pid, [])
         if len(lines) < _MAX_LOG_LINES:
             lines.append(text)
@@ -102,10 +122,6 @@ class FailureWatch:
     def state(self, rank: int, text: str) -> None:
         """The kernel's word for the state of the process."""
         self._states[rank] = text
-
-    def stack(self, rank: int, text: str) -> None:
-        """Of a rank that does not answer, read from outside."""
-        self._outside[rank] = text
 
     def see(self, event: RankEvent, node: str, last_step: int | None, now: float) -> None:
         """A rank's process has ended."""
@@ -173,12 +189,29 @@ class FailureWatch:
 
     def _failed(self) -> tuple[RankEnd, ...]:
         told = [self._told(end) for end in self._ends.values()]
-        failed = [end for end in told if end.signal is not None or end.exit_code or end.hung or (end.exit_code is None and end.text)]
-        if failed or self._command is None:
+        failed = [end for end in told if _is_bad(end) and not self._is_asked_for(end)]
+        if failed or self._command is None or self._asked_for_ns:
             return tuple(failed)
         code, signal = self._command
         return tuple(replace(end, exit_code=code, signal=signal) for end in told if end.exit_code is None)
 
+    def is_asked_for(self, pid: int) -> bool:
+        """Whether that rank has ended, or is about to, because somebody ended the launch."""
+        return pid in self._ends and self._is_asked_for(self._told(self._ends[pid]))
+
+    def _is_asked_for(self, end: RankEnd) -> bool:
+        """What failed before, or by words of its own, is no part of that."""
+        if not self._asked_for_ns or end.hung:
+            return False
+        asked_ns = self._asked_for_ns.get(end.pid)
+        if asked_ns is None:  # of another node, whose launch was not asked
+            return blames_a_peer(f"{end.text}\n{end.log}")
+        return 0 <= (end.raised_ns or end.ended_ns) - asked_ns <= ASKED_FOR_S * 1e9 and is_no_failure_of_its_own(end)
+
     def _told(self, end: RankEnd) -> RankEnd:
         text, log = end.text or self._notes.get(end.pid, ""), "\n".join(self._logs.get(end.pid, ()))
         return replace(end, text=text, log=log, said_end=end.pid in self._said_end)
+
+
+def _is_bad(end: RankEnd) -> bool:
+    return end.signal is not None or bool(end.exit_code) or bool(end.hung) or (end.exit_code is None and bool(end.text))

@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-__all__ = ["SAME_FAILURE_NS", "FirstFailure", "RankEnd", "blames_a_peer", "first_failure", "gave_up"]
+__all__ = [
+    "ASKED_FOR_S",
+    "SAME_FAILURE_NS",
+    "FirstFailure",
+    "RankEnd",
+    "blames_a_peer",
+    "first_failure",
+    "gave_up",
+    "is_no_failure_of_its_own",
+]
 
 Role: TypeAlias = Literal["own", "peer", "asked", "finished", "leaving"]
 
@@ -29,6 +38,7 @@ _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 # What native code prints as it takes its threads down with the process, as gloo does now and then where its groups were not destroyed.
 _TORN_DOWN = frozenset({"terminate called without an active exception"})
 _ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+ASKED_FOR_S = 60.0  # an end so soon after the launch was asked for it is of that: launchers wait half of it before they kill
 _SAME_MOMENT_NS = 1_000_000
 SAME_FAILURE_NS = 50_000_000  # an exception is noticed once it has left the training, on a busy machine so much later than it was raised
 
@@ -82,6 +92,13 @@ class FirstFailure:
 def blames_a_peer(text: str) -> bool:
     """Whether these are the words of a rank that only lost its connection to another; not to a worker of its own loader."""
     return _PEER_IS_GONE.search(text) is not None and "DataLoader worker (pid" not in text
+
+
+def is_no_failure_of_its_own(end: RankEnd) -> bool:
+    """Whether a rank may have come to this end because the launch was asked for it: by the signal, or by what that did to its workers and peers."""
+    if end.text and not end.text.startswith("KeyboardInterrupt"):
+        return blames_a_peer(end.text) or "DataLoader worker" in end.text
+    return end.signal in (None, signals.SIGKILL, signals.SIGQUIT, *_ASKED_TO_END) or blames_a_peer(end.log)
 
 
 def gave_up(text: str) -> bool:

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
+from torch_watchdog.job.first_failure import ASKED_FOR_S
 from torch_watchdog.job.standstill import AWAY, Place, Split, elsewhere, silence, split
+from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import Looked
 
 __all__ = ["HangWatch", "Hung"]
@@ -86,17 +88,20 @@ class HangWatch:
         if looked.generation == self._generation:
             self._answers[looked.rank] = looked
 
+    def hear(self, event: RankEvent, now: float) -> None:
+        """What its node has seen of a rank."""
+        if event.kind == "asked":  # to end, with its launch: whoever stands still then is on the way out
+            self._asked_at, self._ask_again_at = None, now + ASKED_FOR_S
+        if event.kind == "state":
+            self.state(event.rank, event.text)
+        if event.kind == "stack":
+            self._outside[event.rank] = event.text
+        if event.kind == "workers":  # what it and the workers of its loaders do, seen from outside
+            self._workers[event.rank] = event.text
+
     def state(self, rank: int, text: str) -> None:
         """The kernel's word for the state of the process."""
         self._states[rank] = text
-
-    def stack(self, rank: int, text: str) -> None:
-        """Of a rank that does not answer, read from outside."""
-        self._outside[rank] = text
-
-    def workers(self, rank: int, text: str) -> None:
-        """What it and the workers of its loaders do, seen from outside."""
-        self._workers[rank] = text
 
     def verdict(self, now: float) -> Hung | None:
         """Once the ranks have had their time to answer; then they are asked again after a while."""

@@ -94,7 +94,8 @@ def with_cause_inside(found: Mapping[str, Any], violation: Violation) -> dict[st
     bound = None if violation.bound is None else _numbers_only(to_json(violation.bound), "low", "high")
     summary = f"{found['summary']}: {violation.summary}"
     more = {"summary": summary, "cause": violation.cause, "fix": violation.fix, "batch": _batch(violation.batch), "bound": bound}
-    return dict(found) | more
+    evidence = found["evidence"] | ({"bundle": violation.bundle} if violation.bundle else {})
+    return dict(found) | more | {"evidence": evidence}
 
 
 def incident(

@@ -83,6 +83,10 @@ class Rescues:
             self._release_all_at = now + (LONGEST_END_S if self._ending else HEAD_START_S)
         return self._release(culprits, kill=kill)
 
+    def let_go(self, rank: int) -> Iterable[Tell]:
+        """It has ended as it was asked to, and nothing is saved for it: its keeper may tell the launcher."""
+        return self._release({rank}) if self._allowed else ()
+
     def _due(self, now: float) -> Iterable[Tell]:
         if self._release_all_at is None or now < self._release_all_at:
             return ()

@@ -18,11 +18,12 @@ from typing import NoReturn, TypeVar
 
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.errors import WatchdogError
+from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
-from torch_watchdog.launch.summary import JobEnd, summarise
+from torch_watchdog.launch.summary import JobEnd, ended_by, summarise
 from torch_watchdog.launch.watch import Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog_agent.node.config import JobOutcome
@@ -102,7 +103,12 @@ def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callabl
         pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask, ignored=tuple(instead))
     except OSError as error:
         return _cannot_start(watch.plan.command, error) << 8
-    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()), came=came, instead=instead)
+
+    def noted(number: signal.Signals) -> None:
+        came(number)
+        _guarded(lambda: watch.signalled(number))
+
+    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()), came=noted, instead=instead)
 
 
 def _for_the_ranks_alone(watch: Watch) -> dict[signal.Signals, Callable[[], None]]:
@@ -176,7 +182,7 @@ def _tell_end(
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
     )
     has_lost_its_record = _guarded(watch.has_lost_its_record)
-    _guarded(lambda: watch.write_end(end, _reason(outcome, status), world_size=last.world_size if last else 0))
+    _guarded(lambda: watch.write_end(end, _reason(outcome, status, end.signalled), world_size=last.world_size if last else 0))
     lost = [RECORD_LOST] if has_lost_its_record else []
     for line in [*outcome.lines, *lost, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
@@ -189,10 +195,12 @@ def _asks_for_the_end(came: Sequence[signal.Signals], status: int) -> str:
     return signal.Signals(ends[0]).name if ends else ""
 
 
-def _reason(outcome: JobOutcome, status: int) -> str:
+def _reason(outcome: JobOutcome, status: int, signalled: str) -> str:
     if outcome.exit_code is not None:
         kinds = [str(incident.get("kind")) for incident in outcome.incidents if (incident.get("action") or {}).get("exit_code") is not None]
         return f"stopped by the watchdog: {kinds[0] if kinds else 'on request'}"
+    if signalled and status and not any(not is_order(incident) for incident in outcome.incidents):
+        return ended_by(signalled)
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return "finished" if os.WEXITSTATUS(status) == 0 else "failed"

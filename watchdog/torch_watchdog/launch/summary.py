@@ -24,6 +24,7 @@ __all__ = [
     "checkpoint_state",
     "count",
     "end_of",
+    "ended_by",
     "one_line",
     "steps_told",
     "summarise",
@@ -101,18 +102,17 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     """Without the prefix that a terminal line carries."""
     if end.ranks_reported == 0:
         return _nobody_reported(end)
-    first = first_to_tell(incidents, ended_in=end.attempt if end.exit_code else None)
+    asked_for, found = _newest_asked_for(incidents), [found for found in incidents if found.get("kind") != "order.checkpoint"]
+    first = first_to_tell(found, ended_in=end.attempt if end.exit_code else None)
     if first is None or _is_only_asked_for(first, end):
-        steps = "" if end.steps is None else f"{steps_told(end.steps, began=end.began_at_update, updates=end.updates)}, "
-        found = f"{steps}nothing found" if end.told else "what was found is not known"
-        lines = [f"job {end.job}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"]
+        lines = [_nothing_found(end), *_saved_on_request(asked_for, end)]
     elif end.recorded_by:
         lines = [_headline(first, end)]
     else:
         lines = [
             _headline(first, end),
             *_facts(first, end.here),
-            *_afterwards(first, end, others=sum(not is_order(found) for found in incidents if found is not first)),
+            *_afterwards(first, end, asked_for, others=sum(not is_order(found) for found in incidents if found is not first)),
         ]
     if end.recorded_by:
         lines.append(f"  more   the whole story is on node {end.recorded_by}, in {end.run_dir}")
@@ -122,8 +122,36 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     return lines[:10]
 
 
+def _nothing_found(end: JobEnd) -> str:
+    was_interrupted = end.signalled and end.exit_code and not end.stopped_by_us
+    how = f" was {ended_by(end.signalled)}" if was_interrupted else ""
+    steps = "" if end.steps is None else f"{steps_told(end.steps, began=end.began_at_update, updates=end.updates)}, "
+    found = f"{steps}nothing found" if end.told else "what was found is not known"
+    return f"job {end.job}{how}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"
+
+
+def ended_by(signalled: str) -> str:
+    """How a launch ended that somebody ended from outside."""
+    return "interrupted (SIGINT, as by Ctrl-C)" if signalled == "SIGINT" else f"ended by {signalled} from outside"
+
+
+def _newest_asked_for(incidents: Sequence[Incident]) -> Mapping[str, Any]:
+    """The newest good checkpoint that somebody asked for while the job went on; nothing where there is none."""
+    made = [(found.get("action") or {}).get("checkpoint") or {} for found in incidents if found.get("kind") == "order.checkpoint"]
+    good = [checkpoint for checkpoint in made if checkpoint.get("committed") and checkpoint.get("finite", True)]
+    return max(good, key=lambda checkpoint: checkpoint.get("updates_applied", 0), default={})
+
+
+def _saved_on_request(checkpoint: Mapping[str, Any], end: JobEnd) -> list[str]:
+    """And how to go on from it, where the job did not come to its own end."""
+    if not checkpoint:
+        return []
+    saved = f"  saved  {one_line(as_typed(checkpoint['path'], end.here))} ({checkpoint_state(checkpoint)}), on request"
+    return [saved, *(_resume_lines(checkpoint, end) if end.exit_code else ())]
+
+
 def _is_only_asked_for(first: Incident, end: JobEnd) -> bool:
-    """A checkpoint on request, or a stop that was taken back, is no finding of a job that went on to its own end."""
+    """A stop that was taken back is no finding of a job that went on to its own end."""
     return is_order(first) and not end.stopped_by_us and end.exit_code == 0
 
 
@@ -257,7 +285,7 @@ def _where(bound: Mapping[str, Any], here: str) -> str:
     return " ".join(part for part in (bound.get("op") or "", module, source) if part)
 
 
-def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
+def _afterwards(incident: Incident, end: JobEnd, asked_for: Mapping[str, Any], *, others: int) -> list[str]:
     """What was saved, and what a person can type next."""
     checkpoint = (incident.get("action") or {}).get("checkpoint") or {}
     path = as_typed(checkpoint.get("path") or "", end.here)
@@ -269,17 +297,19 @@ def _afterwards(incident: Incident, end: JobEnd, *, others: int) -> list[str]:
         if end.quarantine:
             lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
     if path and checkpoint.get("committed") and not was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
-        lines += _resume_lines(checkpoint.get("format") or "dcp", as_typed(checkpoint["path"], _folder(end)), end)
+        lines += _resume_lines(checkpoint, end)
+    if not path and not str(incident.get("kind")).startswith(("loss.", "grad.")):  # these say by themselves from where to go on
+        lines += _saved_on_request(asked_for, end)
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")
     return lines
 
 
-def _resume_lines(form: str, path: str, end: JobEnd) -> list[str]:
+def _resume_lines(checkpoint: Mapping[str, Any], end: JobEnd) -> list[str]:
     """What to type, and where that is not enough what the script must call for it, by the form that the checkpoint was written in."""
-    options = _options(end)
-    if form != "callback":
+    options, path = _options(end), as_typed(checkpoint["path"], _folder(end))
+    if checkpoint.get("format") != "callback":
         return ["  resume " + _to_type(resume_command(options, end.command, path), end)]
     return [
         "  resume " + _to_type(("watchdog", *options, *end.command), end),

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
 from torch_watchdog.config import LaunchConfig
@@ -39,6 +40,7 @@ from torch_watchdog_proto.messages import NodeGoodbye, NodeHello
 __all__ = ["Watch", "open_watch", "shim_dir"]
 
 QUESTION_TIMEOUT_S = 2.0
+ENDS_A_LAUNCH = frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,11 @@ class Watch:
 
     def signal_ranks(self, number: int) -> None:
         self.node.signal_ranks(number)
+
+    def signalled(self, number: int) -> None:
+        """The launch got a signal. What asks for its end, and is not made an order of the job's, ends the ranks by itself: nothing failed."""
+        if number in ENDS_A_LAUNCH and not (number == SIGTERM and self.saves_on_signal):
+            self.node.asked_to_end(number)
 
     def finish(self, exit_code: int, signal: int | None) -> JobOutcome:
         return self.node.finish(exit_code, signal)

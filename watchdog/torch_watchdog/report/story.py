@@ -139,10 +139,18 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
         "cause": found.get("cause"),
         "fix": found.get("fix"),
         "other ranks": _some(found.get("ranks_affected") or ()),
-        "watchdog": _DONE.get(str(action.get("policy")), action.get("policy")),
+        "watchdog": _did(found, str(action.get("policy") or "")),
         "checkpoint": f"{checkpoint['path']} ({checkpoint_state(checkpoint)})" if checkpoint.get("path") else "",
     }
     return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "")}
+
+
+def _did(found: Mapping[str, Any], policy: str) -> str:
+    if policy == "stop" and str(found.get("kind")).startswith(("loss.", "grad.")):
+        return "stops the job where a loss is not finite, and saves nothing of it (policy stop)"
+    if policy == "stop" and is_order(found):
+        return "saves all ranks, and stops them"
+    return _DONE.get(policy, policy)
 
 
 def card_of(found: Mapping[str, Any]) -> dict[str, str]:
