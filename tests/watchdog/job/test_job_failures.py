@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from job_harness import BAD_TOKEN, Run, ended, exception, orders, steps, stop_at
 
 from torch_watchdog.job.events import (
@@ -141,3 +142,25 @@ def test_a_failing_command_names_the_rank_whose_end_nobody_saw() -> None:
     assert run.kinds == []
     run.end(3)
     assert [(i["kind"], "exit code 3" in i["cause"]) for i in run.incidents] == [("rank.exception", True)]
+
+
+@pytest.mark.parametrize(
+    ("failed", "end", "fix"),
+    [
+        (("ValueError: no image", "train.py:7"), {"exit_code": 1}, "read the end of /runs/job/logs/rank-1.log;"),
+        (("SystemExit: 3", "train.py:55"), {"exit_code": 3}, "look at train.py:55, where the script asked for this exit;"),
+        (None, {"exit_code": 3}, "what it printed, if anything, is in /runs/job/logs/rank-1.log;"),
+        (None, {"signal": 11}, "read the end of /runs/job/logs/rank-1.log, and"),
+    ],
+)
+def test_whoever_looks_into_a_failure_is_sent_to_what_is_there_by_a_path_that_works_anywhere(
+    failed: tuple[str, str] | None, end: dict[str, int], fix: str
+) -> None:
+    """The log of a rank that left by sys.exit() or os._exit() may be empty."""
+    run = Run()
+    run.hello(0, 1)
+    if failed is not None:
+        run.say(Failed(rank=1, step=3, time_ns=1, updates_applied=3, text=failed[0], where=failed[1]))
+    run.report(events=(ended(1, 1, **end), ended(0, 2, signal=15)))
+    (incident,) = run.incidents
+    assert fix in incident["fix"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.summary import JobEnd, allowed_range, as_typed, one_line, summarise, what_offends, who
+from torch_watchdog.launch.summary import JobEnd, allowed_range, as_typed, one_line, shortened, summarise, what_offends, who
 
 END = JobEnd(
     job="train-1",
@@ -351,3 +351,9 @@ def test_a_failure_of_which_nothing_was_saved_tells_what_somebody_had_asked_for_
     assert "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified), on request" in lines
     assert any(line.startswith("  resume") for line in lines)
     assert not any("on request" in line for line in summarise([asked, failed | {"kind": "loss.not_finite"}], replace(END, exit_code=70)))
+
+
+def test_paths_in_a_sentence_are_as_a_person_would_type_them_here() -> None:
+    told = "read the end of /home/a/r/j/logs/rank-1.log (/home/a/r/j/stacks.txt); not /else/home/a/r/x, /home/ab/c"
+    assert shortened(told, "/home/a") == "read the end of r/j/logs/rank-1.log (r/j/stacks.txt); not /else/home/a/r/x, /home/ab/c"
+    assert shortened(told, "/") == shortened(told, "") == told

@@ -13,7 +13,7 @@ from torch_watchdog.job import incident as build
 from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
-from torch_watchdog.rules.death import NOTHING_KNOWN, judge
+from torch_watchdog.rules.death import NOTHING_KNOWN, Files, judge
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
 from torch_watchdog_proto.stop.events import Closed, Found, Opened
@@ -45,11 +45,13 @@ class Casebook:
     """Incidents by number, oldest first."""
 
     def __init__(
-        self, *, job: str, policy: str, incidents: Iterable[Mapping[str, Any]] = (), assertions: Catalogue = NOTHING_KNOWN
-    ) -> None:
+        self, *, job: str, policy: str, folders: Mapping[str, str], incidents: Iterable[Mapping[str, Any]] = (),
+        assertions: Catalogue = NOTHING_KNOWN,
+    ) -> None:  # fmt: skip
+        """`folders`: the run directory of each node, the job's own first."""
         self._job, self._policy = job, policy
         self._incidents: dict[str, Incident] = {found["id"]: dict(found) for found in incidents}
-        self._assertions = assertions
+        self._assertions, self._folders = assertions, folders
         self._failure_id = self._rescue_told = ""  # which incident a failure is, and which one has said what became of the other ranks
         self._over = {found["id"] for found in self._incidents.values() if _was_skipped(found)}  # the training went on after them
         self._attempt = 0
@@ -208,10 +210,13 @@ class Casebook:
         return next((found for found in self._at_hand() if not found["kind"].startswith(("loss.", "grad."))), None)
 
     def _failure(self, first: FirstFailure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
-        verdict, end = judge(first, self._assertions), first.culprits[0]
+        end = first.culprits[0]
         origin = end.rank if len(first.culprits) == 1 else None
         others = {rank for rank in (*ranks, *failed) if rank != origin}
         place = self._place(now, ranks, origin, step=end.step, affected=sorted(others), policy="none")
+        own = next(iter(self._folders.values()))
+        files = Files(logs=f"{self._folders.get(end.node, own)}/logs", stacks=f"{own}/incidents/{place.incident_id}/stacks.txt")
+        verdict = judge(first, self._assertions, files)
         made = build.incident(
             place, kind=verdict.kind, severity=verdict.severity, summary=verdict.summary, cause=verdict.cause, fix=verdict.fix
         )

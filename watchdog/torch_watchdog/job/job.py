@@ -62,7 +62,8 @@ class Job:
         self._run_dir, self._started_s = hello.run_dir, started_s
         self._nodes: dict[str, m.NodeGoodbye | None] = {}
         self._away: set[str] = set()
-        self._casebook = Casebook(job=hello.job, policy=hello.policy, incidents=incidents, assertions=assertions)
+        self._folders = {hello.node: hello.run_dir}
+        self._casebook = Casebook(job=hello.job, policy=hello.policy, folders=self._folders, incidents=incidents, assertions=assertions)
         self._health = Health(codes=codes, changes=hello.rules)
         self._log = EventLog(events)
         self._shared = Shared(
@@ -142,7 +143,7 @@ class Job:
             return (self._event(now, "node.back", text=f"node {hello.node} reports again", node=hello.node),)
         if hello.node in self._nodes:
             return ()
-        self._nodes[hello.node] = None
+        self._nodes[hello.node], self._folders[hello.node] = None, hello.run_dir
         text = f"node {hello.node} reports (torch-watchdog {hello.version})"
         return (self._event(now, "node.joined", text=text, node=hello.node, run_dir=hello.run_dir),)
 

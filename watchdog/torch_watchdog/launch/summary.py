@@ -26,6 +26,7 @@ __all__ = [
     "end_of",
     "ended_by",
     "one_line",
+    "shortened",
     "steps_told",
     "summarise",
     "was_survived",
@@ -219,7 +220,7 @@ def _facts(incident: Incident, here: str) -> list[str]:
         facts.append(("where", _where(incident.get("bound") or {}, here)))
     else:
         facts.append(("what", what_happened(incident)))
-    facts += [("why", incident.get("cause", "")), ("fix", incident.get("fix", ""))]
+    facts += [("why", shortened(incident.get("cause", ""), here)), ("fix", shortened(incident.get("fix", ""), here))]
     return [f"  {label:<6} {one_line(text)}" for label, text in facts if text]
 
 
@@ -338,6 +339,11 @@ def as_typed(path: str, here: str) -> str:
         return path
     below = str(PurePath(path).relative_to(here))
     return below if "/" in below else f"./{below}"
+
+
+def shortened(text: str, here: str) -> str:
+    """A sentence whose paths a person in the folder `here` can type as they stand."""
+    return re.sub(rf"(?<![^\s(`'\"]){re.escape(here.rstrip('/'))}/(?=[^\s/]+/)", "", str(text)) if here.strip("/") else str(text)
 
 
 def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:

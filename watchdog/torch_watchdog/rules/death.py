@@ -15,7 +15,7 @@ from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
 from torch_watchdog.rules.loader_died import LoaderDeath, loader_death
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Files", "Verdict", "judge"]
 
 NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
@@ -39,7 +39,18 @@ class Verdict:
     assertion: dict[str, Any] | None = None
 
 
-def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What a person is sent to: the folder of the ranks' logs, and the stacks beside the incident."""
+
+    logs: str = "logs"
+    stacks: str = "stacks.txt"
+
+    def log(self, end: RankEnd) -> str:
+        return f"{self.logs}/rank-{end.rank}.log"
+
+
+def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = Files()) -> Verdict:
     """The kind and the words for the first failure. `known`: the catalogue of device-side assertions."""
     end = first.culprits[0]
     where = _where(first)
@@ -48,12 +59,12 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
     if first.desync:
         return _desync(first, where)
     if end.desync:
-        return _in_another(first, where)
+        return _in_another(first, where, files)
     if end.hung:
         return Verdict(
             kind="rank.hang", severity="critical", summary=f"{where}: {end.hung}",
             cause=f"rank {end.rank} made no progress while the others waited for it in a collective: {end.hung}",
-            fix="look at its stack (stacks.txt): what it was in is what it never came back from",
+            fix=f"look at its stack in {files.stacks}: what it was in is what it never came back from",
         )  # fmt: skip
     assertion = known.read(end.log)
     if assertion is not None:
@@ -61,11 +72,11 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN) -> Verdict:
     if _OUT_OF_MEMORY.search(f"{end.text}\n{end.log}"):
         return _out_of_memory(end, where)
     if end.signal is not None:
-        return _died(end, where)
+        return _died(end, where, files)
     by_worker = loader_death(end.text)
     if by_worker is not None:
         return _worker_died(end, where, by_worker)
-    return _raised(end, where)
+    return _raised(end, where, files)
 
 
 def _where(first: FirstFailure) -> str:
@@ -75,7 +86,7 @@ def _where(first: FirstFailure) -> str:
     return who + ("" if end.step is None else f", in step {end.step}")
 
 
-def _raised(end: RankEnd, where: str) -> Verdict:
+def _raised(end: RankEnd, where: str, files: Files) -> Verdict:
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     at = f" at {end.where}" if end.where else ""
     by_ddp = ddp_error(end.text)
@@ -89,10 +100,17 @@ def _raised(end: RankEnd, where: str) -> Verdict:
         severity="critical",
         summary=f"{where}: {end.text or status}{at}",
         cause=cause if by_ddp is None else by_ddp.cause,
-        fix=f"read the end of logs/rank-{end.rank}.log in the run directory; the other ranks' errors follow from this one"
-        if by_ddp is None
-        else by_ddp.fix,
+        fix=f"{_where_to_look(end, files)}; the other ranks' errors follow from this one" if by_ddp is None else by_ddp.fix,
     )
+
+
+def _where_to_look(end: RankEnd, files: Files) -> str:
+    """An exit that the script asked for leaves nothing in the log, nor does os._exit()."""
+    if end.text.startswith("SystemExit") and end.where:
+        return f"look at {end.where}, where the script asked for this exit"
+    if not end.text:
+        return f"look for what ends the process without a word, as os._exit() or native code does; what it printed, if anything, is in {files.log(end)}"
+    return f"read the end of {files.log(end)}"
 
 
 def _status_told(text: str) -> str:
@@ -137,14 +155,14 @@ def _desync(first: FirstFailure, where: str) -> Verdict:
     )
 
 
-def _in_another(first: FirstFailure, where: str) -> Verdict:
+def _in_another(first: FirstFailure, where: str, files: Files) -> Verdict:
     end = first.culprits[0]
     return Verdict(
         kind="rank.desync",
         severity="critical",
         summary=f"{where}: {end.hung.partition(';')[0]}",
         cause=f"every rank waited, and not in the same collective: {end.hung}",
-        fix="let every rank call the same collectives in the same order and equally often: look at both places (stacks.txt) for a branch, a loop of "
+        fix=f"let every rank call the same collectives in the same order and equally often: look at both places ({files.stacks}) for a branch, a loop of "
         "another length, or an early way out that only some ranks take",
     )
 
@@ -174,7 +192,7 @@ def _out_of_memory(end: RankEnd, where: str) -> Verdict:
     )
 
 
-def _died(end: RankEnd, where: str) -> Verdict:
+def _died(end: RankEnd, where: str, files: Files) -> Verdict:
     name = signal_name(end.signal)
     if end.signal in _ASKED_TO_END:
         return Verdict(
@@ -197,7 +215,7 @@ def _died(end: RankEnd, where: str) -> Verdict:
         severity="critical",
         summary=f"{where}: killed by {name}" + (f", after {end.text}" if end.text else ""),
         cause=f"the process was ended by {name}" + (_SIGNAL_MEANINGS.get(end.signal or 0, "")),
-        fix=f"read the end of logs/rank-{end.rank}.log in the run directory, and `dmesg` on {end.node} for the kernel's reason",
+        fix=f"read the end of {files.log(end)}, and `dmesg` on {end.node} for the kernel's reason",
     )
 
 
