@@ -369,7 +369,7 @@ class Rank:
         finally:
             before.restore()
         if found is not None:
-            self._notice(replace(found, bundle=self.rescuer.bundled()))
+            self._notice(replace(found, bundle=self.rescuer.batches.write_bundle(self.loop.step)))
 
     def out_of_step(self, mismatch: Mismatch) -> None:
         """Another rank of this node has called another collective than this rank is about to call. Once: what follows, follows from it."""

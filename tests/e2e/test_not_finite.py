@@ -21,6 +21,7 @@ def test_on_request_the_first_module_of_a_sharded_model_whose_output_is_not_fini
     assert (ended.code, incident["kind"], incident["origin"]["rank"]) == (70, "loss.not_finite", 1), ended.err
     assert "the output of 1.down (Linear, float32) is not finite" in incident["summary"], incident["summary"]
     assert "sample 41 of the data set" in incident["summary"]
+    assert (ended.run_dir / incident["evidence"]["bundle"]).stat().st_size  # for `watchdog replay`
 
 
 @pytest.mark.parametrize(

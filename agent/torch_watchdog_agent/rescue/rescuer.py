@@ -54,7 +54,7 @@ class Rescuer:
         self._words: deque[Order] = deque()
         self._asked = self._standing = self._over = False
         self._gpu = OnGpu(rank)
-        self._batches = RecentBatches(rank)
+        self.batches = RecentBatches(rank)
         # id of an exception in flight, when it was noticed, and after which collectives
         self._first_seen: tuple[int, int, tuple[GroupCalls, ...]] | None = None
 
@@ -137,11 +137,7 @@ class Rescuer:
 
     def keep(self, batch: Any) -> None:
         """The batch that is about to be used."""
-        self._batches.keep(batch, several=self._gpu.is_gated)
-
-    def bundled(self) -> str:
-        """The batch at hand, written for a replay: its path in the run directory, or ""."""
-        return self._batches.write_bundle(self._rank.loop.step)
+        self.batches.keep(batch, several=self._gpu.is_gated)
 
     def failed(self, error: BaseException, words: Words | None = None) -> None:
         """An exception leaves the training: tell it. `words`: what was said of it while it was raised."""
@@ -151,7 +147,7 @@ class Rescuer:
         if TORCHS_WORD not in words.text and (worker := dead_workers(error)):  # what it met of that is the first of its chain
             words.text = f"{words.text}; {worker}"
         step, between = self._step_of(words.text)
-        self._batches.write_bundle(step)
+        self.batches.write_bundle(step)
         self.noticed(error)
         _, time_ns, calls = self._first_seen or (0, 0, ())
         message = Failed(

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy
+import pytest
 from histories import INCIDENT, RECORD, block, history
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from torch_watchdog.report.evidence import Evidence, Excerpt, LogTail, decoder_o
 from torch_watchdog.report.history import history_of
 from torch_watchdog.report.markdown import markdown_report
 from torch_watchdog.report.page import report_page, timeline_page
-from torch_watchdog.report.story import next_steps, story
+from torch_watchdog.report.story import facts_of, next_steps, story
 from torch_watchdog_proto.messages import GpuSample, NodeReport
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
@@ -83,6 +84,19 @@ def test_a_requested_stop_is_no_fault() -> None:
     }
     told = story(history(incidents=(asked,)))
     assert told[1] == "Somebody asked for a clean stop of all ranks: ann asked." and len(told) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("batch.index_out_of_range", "stops the job at a bad batch"),
+        ("loss.not_finite", "once a loss or gradient is not finite, and saves nothing"),
+        ("grad.not_finite", "once a loss or gradient is not finite, and saves nothing"),
+        ("order.preemption", "saves all ranks, and stops them"),
+    ],
+)
+def test_what_a_stop_does_is_told_by_what_it_was_for(kind: str, words: str) -> None:
+    assert words in facts_of(INCIDENT | {"kind": kind})["watchdog"]
 
 
 def test_next_steps_end_with_the_line_that_resumes() -> None:

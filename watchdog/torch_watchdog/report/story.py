@@ -147,7 +147,7 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
 
 def _did(found: Mapping[str, Any], policy: str) -> str:
     if policy == "stop" and str(found.get("kind")).startswith(("loss.", "grad.")):
-        return "stops the job where a loss is not finite, and saves nothing of it (policy stop)"
+        return "stops the job once a loss or gradient is not finite, and saves nothing of it (policy stop)"
     if policy == "stop" and is_order(found):
         return "saves all ranks, and stops them"
     return _DONE.get(policy, policy)
