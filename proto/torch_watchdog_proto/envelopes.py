@@ -118,7 +118,8 @@ ControlUp: TypeAlias = ControlHello | RankSaid | RankLost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """The newest that is known of one rank. `last_seen_s` is seconds since the epoch; `alive` is False once its process is gone.
+    """The newest that is known of one rank. `last_seen_s` is seconds since the epoch; `alive` is False once its process is gone. `phase` is "stopped"
+    where that process is (SIGSTOP), "asked" where an order under way waits for its promise.
 
     Steps count from 0 in each launch. `updates_applied` counts on from the checkpoint that a launch resumed; `began_at_update` is what it held.
     """
@@ -126,7 +127,7 @@ class RankStatus:
     rank: int
     node: str
     pid: int
-    phase: Phase
+    phase: Phase | Literal["stopped", "asked"]
     alive: bool
     last_step: int | None = None
     loss: float | None = None

@@ -107,6 +107,21 @@ def test_a_stop_on_request_saves_and_ends_every_rank(running: subprocess.Popen[s
     assert refused.code == 1 and "it is not running" in refused.err
 
 
+def test_who_asks_for_a_stop_is_told_at_once_which_rank_is_stopped_and_what_lets_it_go_on(
+    running: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    pid = eventually(lambda: (found := ask(tmp_path, "status"))["ranks"][1:] and found, "both ranks are known")["ranks"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: ask(tmp_path, "status")["ranks"][1]["phase"] == "stopped", "the status shows it")
+    asked = tmp_path / "asked"
+    waiting = start_in(asked, [*WATCHDOG, "stop", "job", "--dir", str(tmp_path / "watchdog_runs")])
+    until(lambda: f"`kill -CONT {pid}` on " in (asked / "err").read_text(), "it is told before anything is given up")
+    os.kill(pid, signal.SIGCONT)
+    assert ended(waiting, asked).code == 0, (asked / "err").read_text()
+    _, err = running.communicate(timeout=TIMEOUT_S)
+    assert running.returncode == 0 and "stopped on request" in err, err
+
+
 def test_a_stop_is_taken_back_while_a_rank_has_not_answered_and_nothing_of_it_remains(tmp_path: Path) -> None:
     """One rank is in C code that holds the interpreter's lock, so that nothing can be decided yet."""
     go, steps = tmp_path / "go", ("--steps", "40")

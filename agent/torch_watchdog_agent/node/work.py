@@ -25,10 +25,11 @@ from torch_watchdog_agent.node.outside import stack_of
 from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive, state_of
 from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_agent.node.rings import RingFolder, RingNews
+from torch_watchdog_agent.node.stopped import StoppedRanks
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
-from torch_watchdog_proto.messages import GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
+from torch_watchdog_proto.messages import Abandon, GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
 from torch_watchdog_proto.record import Note
 from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked, Release
 
@@ -57,9 +58,11 @@ class NodeWork:
         self._logs, self._oom_kills = RankLogs(config.run_dir / "logs"), OomKills()
         self._events: list[RankEvent] = []
         self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
+        self._stopped = StoppedRanks()
         self._silent: set[tuple[int, int]] = set()  # (attempt, rank): asked where it is, and no answer yet
         self._looked_at: set[int] = set()  # pids, just now, for their loaders
         self._order = 0
+        self._given_up: set[str] = set()  # why
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -118,6 +121,9 @@ class NodeWork:
         if isinstance(tell.order, Release):
             reach("node", "before", tell.order)
             self._release(tell.attempt, tell.rank, kill=tell.order.kill)
+        if isinstance(tell.order, Abandon) and tell.order.reason not in self._given_up:
+            self._given_up.add(tell.order.reason)
+            self._say(f"what the job was to do was given up: {tell.order.reason}")
         if isinstance(tell.order, Look):
             self._tell_loader(tell.attempt, tell.rank)
             if not tell.order.generation:
@@ -183,6 +189,7 @@ class NodeWork:
 
     def _on_end(self, ended: Ended) -> None:
         self._look_at_log(ended.pid, killed=ended.signal == signals.SIGKILL)
+        self._stopped.ended(ended.pid)
         self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal)
         self._holds.ended(*self._who[ended.pid])
         self._wake.set()
@@ -199,6 +206,7 @@ class NodeWork:
         if pid not in self._who:
             self._who[pid] = (attempt, rank)
             self._logs.begin(rank)
+            self._stopped.begun(pid)
             self._add_event(pid, "started")
             self._processes.watch(pid)
 
@@ -227,6 +235,8 @@ class NodeWork:
         """One look at everything; reports what is new. False where nothing was."""
         for tell in self._holds.without_a_daemon(self._link.lost_s()):
             self._relay.tell(tell)
+        for pid, state in self._stopped.changes():
+            self._add_event(pid, "state", text=state)
         news = self._rings.poll()
         for one in news:
             self._meet(one.header.pid, one.header.attempt, one.header.rank)

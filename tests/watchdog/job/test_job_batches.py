@@ -150,3 +150,28 @@ def test_a_request_is_taken_back_while_a_rank_has_not_promised_and_the_job_goes_
     (again,) = (effect for effect in run.handle(OrderRequested(kind="order.cancel", by="bob", reason="")) if isinstance(effect, Refused))
     assert again.reason == "no order is under way"
     assert run.end(0) is None
+
+
+def test_an_order_that_waits_for_a_rank_shows_which_and_what_state_it_is_in() -> None:
+    run = Run()
+    run.hello(0, 1)
+
+    def phases() -> list[str]:
+        return [rank.phase for rank in run.job.status().ranks]
+
+    def is_now(state: str) -> None:
+        run.report(events=(m.RankEvent(rank=1, attempt=0, pid=101, kind="state", time_ns=1, order=1, text=state),))
+
+    assert phases() == ["start", "start"]
+    is_now("T")
+    assert phases() == ["start", "stopped"]
+    run.handle(OrderRequested(kind="order.stop", by="ann", reason=""))
+    run.say(m.Ack(rank=0, generation=1, passed=3))
+    assert phases() == ["train", "stopped"]
+    is_now("S")
+    assert phases() == ["train", "asked"]
+    is_now("T")
+    run.wait(10.1)
+    assert "no word from ranks 1 in time (preparing); stopped processes: rank 1 (`kill -CONT 101` on node)" in run.incidents[0]["summary"]
+    is_now("S")
+    assert phases() == ["train", "start"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from histories import INCIDENT, RECORD, history
 
+from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.summary import steps_told, who
 from torch_watchdog.report.compare import comparison
 from torch_watchdog.report.evidence import Evidence
@@ -87,3 +90,23 @@ def test_pages_markdown_json_and_traces_tell_the_same_updates() -> None:
     assert {(step["step"], step["updates_before"]) for step in steps} == {(0, 5), (1, 6), (2, 7), (3, 8)}
     assert trace_metadata(RESUMED, kept)["steps"] == "4 steps (updates 6 to 9)"
     json.dumps(comparison(WHOLE, RESUMED), allow_nan=False)
+
+
+def test_a_resumed_launch_is_linked_to_the_one_before() -> None:
+    record = RECORD | {"resume": "/r/train-1/checkpoints/step-5"}
+    assert "resumed from train-1 at step 5" in plain(render_timeline(record, RESUMED.tracks, ())[0])
+    assert "resumed from train-1 at step 5" in story(replace(RESUMED, record=record))[0]
+    assert "resumed" not in plain(render_timeline(RECORD, RESUMED.tracks, ())[0]) + story(RESUMED)[0]
+
+
+@pytest.mark.parametrize(
+    ("resume", "unused", "words"),
+    [
+        ("/r/demo/checkpoints/step-23", None, "demo at step 23"),
+        ("/out/checkpoint-500", None, "/out/checkpoint-500"),  # a Trainer's
+        ("/r/demo/checkpoints/step-23", "/r/demo/checkpoints/step-23", ""),  # no rank took it
+        (None, None, ""),
+    ],
+)
+def test_what_a_launch_resumed_is_named_by_its_job(resume: str | None, unused: str | None, words: str) -> None:
+    assert resumed_from({"resume": resume, "end": {"unused_resume": unused}}) == words

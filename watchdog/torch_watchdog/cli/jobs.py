@@ -34,10 +34,11 @@ def command(context: click.Context, /, as_json: bool, **_: object) -> None:
             job["policy"],
             job["incidents"],
             "" if job["exit_code"] is None else job["exit_code"],
+            job["resumed_from"],
         )
         for job in found
     ]
-    print_table(("job", "state", "started", "ranks", "policy", "incidents", "exit"), rows, empty=f"no job {where}")
+    print_table(("job", "state", "started", "ranks", "policy", "incidents", "exit", "resumed from"), rows, empty=f"no job {where}")
 
 
 def _started(started_s: float) -> str:

@@ -18,11 +18,12 @@ from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import as_typed, checkpoint_state
-from torch_watchdog_proto.envelopes import OrderKind
+from torch_watchdog_proto.envelopes import OrderKind, RankStatus
 
 __all__ = ["ask", "order_options"]
 
 LOOK_EVERY_S = 0.2
+WORTH_A_LINE_S = 2.0  # of a rank that has not answered: others' answers take milliseconds
 Incident = Mapping[str, Any]
 
 
@@ -48,7 +49,8 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
             raise OrderRefusedError(look.name, answer.text)
         if not as_json:
             click.echo(answer.text)
-        came_of_it = _Awaited(client, look, kind, known=len(before)).end(within_s=config.grace_s) if wait else None
+        waiting = _Awaited(client, look, kind, known=len(before), say=(lambda _: None) if as_json else _told_on_the_side)
+        came_of_it = waiting.end(within_s=config.grace_s) if wait else None
     checkpoint = ((came_of_it or {}).get("action") or {}).get("checkpoint") or {}
     is_good = checkpoint.get("committed") and checkpoint.get("finite") is not False
     if as_json:
@@ -71,13 +73,15 @@ class _Awaited:
     look: JobLook
     kind: OrderKind
     known: int
+    say: Callable[[str], None]
 
     def end(self, *, within_s: float) -> Incident:
         """The order's own record. Raises OrderLostError where there is none to come, or nothing came in time."""
-        end_s = time.monotonic() + within_s
-        while time.monotonic() < end_s:
+        begun_s, said = time.monotonic(), frozenset[str]()
+        while (waited_s := time.monotonic() - begun_s) < within_s:
             try:
                 found, ended = self._live()
+                said = self._say_who_is_silent(said, waited_s)
             except DaemonUnreachableError as error:
                 return self._left_behind(error)
             if found is not None and found.get("status") == "resolved":
@@ -91,6 +95,13 @@ class _Awaited:
         found = self._own(self.client.incidents(self.look.name))
         return found, found is None and self.client.job(self.look.name).state == "ended"
 
+    def _say_who_is_silent(self, said: frozenset[str], waited_s: float) -> frozenset[str]:
+        """Each once, as soon as it is known: who asks could do something about it."""
+        silent = [words for rank in self.client.job(self.look.name).ranks if (words := _why_silent(rank, waited_s)) and words not in said]
+        for words in silent:
+            self.say(words)
+        return said | set(silent)
+
     def _own(self, incidents: Iterable[Incident]) -> Incident | None:
         return next(iter(_orders(incidents, self.kind)[self.known :]), None)
 
@@ -100,6 +111,18 @@ class _Awaited:
         if found is None or found.get("status") != "resolved":
             raise OrderLostError(self.look.name, "its daemon is gone, and the ranks end by themselves what they had begun") from error
         return found
+
+
+def _told_on_the_side(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _why_silent(rank: RankStatus, waited_s: float) -> str:
+    if rank.phase == "stopped":
+        return f"rank {rank.rank} does not answer: its process is stopped; `kill -CONT {rank.pid}` on {rank.node} lets it go on"
+    if rank.phase == "asked" and waited_s >= WORTH_A_LINE_S:
+        return f"rank {rank.rank} does not answer yet: pid {rank.pid} on {rank.node} runs, and native code may hold the interpreter's lock"
+    return ""
 
 
 def _told(checkpoint: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, Unk
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.nodes import shared_token
 from torch_watchdog.launch.places import here
+from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.report.history import JobHistory, history_of
@@ -184,13 +185,21 @@ def _last_words(
 
 
 def listed(job: JobStatus) -> dict[str, Any]:
-    """Its fields; a scan's as those of one: with its bad samples for incidents, and the exit code that `watchdog scan` had."""
-    run_dir, fields = Path(job.run_dir), asdict(job)
+    """Its fields, and what it resumed; a scan's as those of one: with its bad samples for incidents, and the exit code that `watchdog scan` had."""
+    run_dir, fields = Path(job.run_dir), asdict(job) | {"resumed_from": _resumed_from(Path(job.run_dir))}
     if not is_scan(run_dir):
         return fields
     results = read_results(run_dir)
     code = results.exit_code(job.exit_code or 0) if job.state == "ended" else None
     return fields | {"policy": "scan", "incidents": len(results.bad), "exit_code": code}
+
+
+def _resumed_from(run_dir: Path) -> str:
+    """As far as its record can be seen from here."""
+    try:
+        return resumed_from(read_job(run_dir))
+    except WatchdogError:
+        return ""
 
 
 def _ask(address: str, name: str) -> JobStatus:

@@ -72,6 +72,7 @@ def _facts(job: JobStatus) -> dict[str, object]:
         "policy": seen["policy"],
         "ranks": job.world_size,
     }
+    facts |= {"resumed": f"from {seen['resumed_from']}"} if seen["resumed_from"] else {}
     facts |= {"incidents": seen["incidents"], "files": job.run_dir}
     if job.lost_records:
         facts["lost"] = f"{job.lost_records} records were overwritten before they could be read"

@@ -18,7 +18,7 @@ from torch_watchdog.job.first_failure import FirstFailure, gave_up
 from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.pace import PaceWatch
-from torch_watchdog.job.ranks import RankState
+from torch_watchdog.job.ranks import RankState, with_the_stopped
 from torch_watchdog.job.rescues import Rescues
 from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.death import signal_name
@@ -88,6 +88,7 @@ class Attempt:
             now, f"rank.{event.kind}", rank=event.rank, text=words_of(event), level=event.level, exit_code=event.exit_code,
             signal=event.signal,
         )  # fmt: skip
+        rank.seen(event)
         self._failures.hear(event)
         self._hangs.hear(event, now)
         if event.kind == "exited" and event.pid == rank.pid:
@@ -315,7 +316,7 @@ class Attempt:
 
     def _on_closed(self, closed: stop.Closed, now: float) -> Iterable[Effect]:
         self.order_open = False
-        self.ending.closed(closed)
+        self.ending.closed(closed := with_the_stopped(closed, self.ranks.values()))
         ending = "is done" if closed.outcome == "done" else "was given up"
         text = f"order {closed.generation} ({closed.kind}) {ending} after {closed.seconds:.2f} s: {closed.reason}"
         yield self._event(
@@ -341,6 +342,7 @@ class Attempt:
         self.ending.told(tell.order)
         rank = self.ranks.get(tell.rank)
         if rank is not None:
+            rank.told(tell.order)
             yield SendOrder(node=rank.node, tell=TellRank(attempt=self.number, rank=tell.rank, order=tell.order))
 
     # Judging

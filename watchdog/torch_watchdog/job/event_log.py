@@ -46,6 +46,8 @@ class EventLog:
 
 def words_of(event: RankEvent) -> str:
     """The event's text, or one for those that come without."""
+    if event.kind == "state":
+        return f"rank {event.rank}: the state of its process is {event.text}" + (" (stopped)" if event.text == "T" else "")
     if event.text:
         return event.text
     if event.kind != "exited":

@@ -5,13 +5,28 @@ Owns per-rank counters of one attempt; decides nothing. Pure: `now` is an argume
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from torch_watchdog_proto.envelopes import RankStatus
-from torch_watchdog_proto.messages import Ack, Finished, Phase, RankHello, RankMessage, Saving, StepBlock
+from torch_watchdog_proto.messages import (
+    Abandon,
+    Ack,
+    Commit,
+    Finished,
+    Order,
+    Phase,
+    Prepare,
+    RankEvent,
+    RankHello,
+    RankMessage,
+    Saving,
+    StepBlock,
+)
 from torch_watchdog_proto.rescue_words import Failed
+from torch_watchdog_proto.stop.events import Closed
 
-__all__ = ["RankState"]
+__all__ = ["RankState", "with_the_stopped"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +46,8 @@ class RankState:
     left: bool = False  # by our own order
     raised: bool = False  # it has told a failure
     ends_well: bool = False  # it has told its end, and no failure
+    stopped: bool = False  # its process is (SIGSTOP)
+    asked: bool = False  # an order waits for its promise
     last_step: int | None = None
     seen_step: int | None = None
     loss: float | None = None
@@ -47,9 +64,9 @@ class RankState:
                 self.pid, self.local_rank, self.alive = message.pid, message.local_rank, True
                 self.raised = self.ends_well = False
             case Ack():
-                self.phase = message.phase
+                self.phase, self.asked = message.phase, False
             case Saving():
-                self.phase = "saving"
+                self.phase, self.asked = "saving", False
             case Finished():
                 self.phase, self.ends_well = "end", not self.raised
             case Failed():
@@ -91,9 +108,29 @@ class RankState:
     def gone(self) -> None:
         self.alive, self.phase = False, "end"
 
+    def seen(self, event: RankEvent) -> None:
+        """By its node."""
+        if event.kind == "state":
+            self.stopped = event.text == "T"
+
+    def told(self, order: Order) -> None:
+        """What it was sent."""
+        if isinstance(order, Prepare | Commit | Abandon):
+            self.asked = isinstance(order, Prepare)
+
     def status(self) -> RankStatus:
+        phase = self.phase if not self.alive else "stopped" if self.stopped else "asked" if self.asked else self.phase
         return RankStatus(
-            rank=self.rank, node=self.node, pid=self.pid, phase=self.phase, alive=self.alive, last_step=self.last_step, loss=self.loss,
+            rank=self.rank, node=self.node, pid=self.pid, phase=phase, alive=self.alive, last_step=self.last_step, loss=self.loss,
             step_time_s=self.step_time_s, last_seen_s=self.last_seen_s, updates_applied=self.updates_applied,
             began_at_update=self.began_at_update,
         )  # fmt: skip
+
+
+def with_the_stopped(closed: Closed, ranks: Iterable[RankState]) -> Closed:
+    """An order that came to nothing because ranks could not answer says so."""
+    stopped = [rank for rank in ranks if rank.alive and rank.stopped]
+    if closed.outcome == "done" or not stopped:
+        return closed
+    who = ", ".join(f"rank {rank.rank} (`kill -CONT {rank.pid}` on {rank.node})" for rank in stopped)
+    return replace(closed, reason=f"{closed.reason}; stopped processes: {who}")

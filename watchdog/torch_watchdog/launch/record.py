@@ -5,15 +5,17 @@ Pure: facts in, a JSON object out. Environment variables are listed by name only
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any
 
 from torch_watchdog.launch.summary import END_FIELDS, JobEnd
 from torch_watchdog.store.shapes import NEWEST_JOB_VERSION
 
-__all__ = ["JobStart", "at_end", "at_start"]
+__all__ = ["JobStart", "at_end", "at_start", "resumed_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,16 @@ def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any
         "scheduler": None if start.slurm_job_id is None else {"slurm_job_id": start.slurm_job_id},
         "environment": sorted(environment_names),
     }
+
+
+def resumed_from(record: Mapping[str, Any]) -> str:
+    """`demo at step 23`, or the checkpoint's path where that lies in no run directory; "" where the launch resumed none."""
+    resume = record.get("resume")
+    if not resume or (record.get("end") or {}).get("unused_resume"):
+        return ""
+    path = PurePath(str(resume))
+    step = re.fullmatch(r"step-(\d+)", path.name)
+    return f"{path.parent.parent.name} at step {step[1]}" if step and path.parent.name == "checkpoints" else str(path)
 
 
 def at_end(record: Mapping[str, Any], end: JobEnd, *, ended: datetime, exit_reason: str, world_size: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from torch_watchdog.job.incident import is_order
+from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.summary import allowed_range, checkpoint_state, count, one_line, was_survived, what_happened, what_offends, who
 from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
@@ -82,6 +83,7 @@ def _what_ran(history: JobHistory) -> str:
     return _sentence(
         f"Job {history.name} trained on {count(len(history.ranks), 'rank')}{where} for {told(history.tracks)}"
         + (f", from {began} on" if began else "")
+        + (f", resumed from {before}" if (before := resumed_from(record)) else "")
     )
 
 

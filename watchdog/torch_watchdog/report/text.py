@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.summary import count, one_line, what_happened, who
 from torch_watchdog.report.counting import told, updates_beside
 from torch_watchdog.report.steps import RankTrack
@@ -64,6 +65,7 @@ def folded(text: str, width: int) -> list[tuple[int, int, int]]:
 def _headlines(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> list[str]:
     parts = [f"job {job.get('job', '?')}", count(len({track.rank for track in tracks}), "rank")]
     parts += [told(tracks)] if tracks else []
+    parts += [f"resumed from {before}"] if (before := resumed_from(job)) else []
     seconds = _seconds_between(job.get("started"), job.get("ended"))
     if seconds is not None:
         parts.append(f"{seconds:.0f} s")

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.summary import end_of, steps_told, summarise
 from torch_watchdog.report.story import clock
 from torch_watchdog.store.past import PastJob
@@ -29,6 +30,7 @@ async def page(request: Request, job: PastJob) -> Response:
     facts: dict[str, Any] = {
         "state": "ended" if job.status.exit_code is None else f"ended, exit code {job.status.exit_code}",
         "how": job.record.get("exit_reason"), "began": clock(job.record.get("started")), "ended": clock(job.record.get("ended")),
+        "resumed from": resumed_from(job.record),
         "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt or None,
         "incidents": job.status.incidents, "files": job.run_dir,
     }  # fmt: skip
