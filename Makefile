@@ -11,16 +11,16 @@ READY := $(VENV)/.ready
 .PHONY: help venv demo test test-e2e test-services test-all check sim bench diagram clean
 
 help:
-	@echo "make demo       a two-rank CPU training with a planted bad sample, stopped before it reaches the model"
-	@echo "make test       the fast tests: minutes in all (CPU only)"
-	@echo "make test-e2e   real launches: torchrun, accelerate, python, two ranks each"
+	@echo "make demo       a two-rank CPU training with a planted bad sample, stopped before it reaches the model: half a minute"
+	@echo "make test       the fast tests (CPU only): a few minutes, more on two cores"
+	@echo "make test-e2e   real launches (torchrun, accelerate, python; two ranks each): some twenty minutes"
 	@echo "make test-services  against real Prometheus, Alertmanager and PostgreSQL (Debian's packages, see .ci/run)"
 	@echo "make test-all   the slow ones too"
 	@echo "make check      lint, format, types, import rules, purity of the cores"
 	@echo "make sim        100,000 schedules of the stop protocol, on all cores: a minute"
 	@echo "make bench      what it costs and takes: start-up, a line, a step, a batch, a hold; a daemon with 1,024 ranks; whether anything grows"
 	@echo "make diagram    the stop protocol's table and diagram in proto/README.md, from the code"
-	@echo "make venv       only the environment in $(VENV)"
+	@echo "make venv       only the environment in $(VENV), which all the others make first: minutes, for it fetches torch"
 	@echo "make clean      remove the environment and what tools left"
 
 venv: $(READY)
@@ -28,18 +28,22 @@ venv: $(READY)
 # Again only when the dependencies change. torch first and by itself: which build (CPU, CUDA) is the machine's choice, never this project's.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, this is $(PYTHON): make PYTHON=..."; exit 1; }
+	@echo "making $(VENV) (torch first, which takes minutes where pip has to fetch it) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@
 
 demo: $(READY)
+	@echo "a training, stopped at a planted bad sample and resumed: about half a minute ..."
 	$(BIN)/watchdog demo
 
 test: $(READY)
+	@echo "the fast tests: a few minutes, more on two cores ..."
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m 'not e2e and not slow and not gpu and not services'
 
 test-e2e: $(READY)
+	@echo "real launches, two at a time: some twenty minutes ..."
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'e2e and not slow and not gpu and not services'
 
 test-services: $(READY)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport, Order, Phase, Policy, RankMessage
+from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport, Order, Policy, RankMessage
 
+ShownPhase: TypeAlias = Literal["start", "train", "eval", "saving", "end", "stopped", "asked"]
 OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preemption", "order.cancel"]
 ORDER_KINDS: tuple[OrderKind, ...] = get_args(OrderKind)
 
@@ -127,7 +128,7 @@ class RankStatus:
     rank: int
     node: str
     pid: int
-    phase: Phase | Literal["stopped", "asked"]
+    phase: ShownPhase
     alive: bool
     last_step: int | None = None
     loss: float | None = None
