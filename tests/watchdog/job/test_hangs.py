@@ -66,8 +66,8 @@ def test_what_the_workers_of_a_loader_do_stands_beside_the_stack_of_their_rank()
     run.watch.asked(frozenset((0, 1)), 1, run.now)
     run.watch.answered(Looked(rank=0, generation=1, waits=True, stack=STACK, timeout_s=600.0))
     run.watch.state(1, "T")
-    run.watch.workers(0, "rank, pid 5: waits\n")
-    run.watch.workers(1, "rank, pid 6: waits\nworker, pid 7: waits, in Rows.__getitem__ (t.py:6)\n")
+    for rank, text in ((0, "rank, pid 5: waits\n"), (1, "rank, pid 6: waits\nworker, pid 7: waits, in Rows.__getitem__ (t.py:6)\n")):
+        run.watch.hear(RankEvent(rank=rank, attempt=0, pid=5 + rank, kind="workers", time_ns=0, order=1, text=text), run.now)
     hung = run.watch.verdict(run.now + ANSWER_S)
     assert hung is not None
     assert "worker, pid 7: waits, in Rows.__getitem__ (t.py:6)" in hung.stacks and "pid 5" not in hung.stacks

@@ -222,9 +222,7 @@ class Attempt:
 
     def _on_hung(self, hung: Hung, now: float) -> Iterable[Effect]:
         ranks = [self.ranks[rank] for rank in hung.ranks]
-        names = ", ".join(str(rank.rank) for rank in ranks)
-        text = f"ranks {hung.waiting} wait for rank {names}: {hung.why}" if hung.waiting else f"ranks {names}: {hung.why}"
-        yield self._event(now, "rank.late", rank=ranks[0].rank, step=ranks[0].last_step, text=text)
+        yield self._event(now, "rank.late", rank=ranks[0].rank, step=ranks[0].last_step, text=hung.words)
         if not hung.sure:
             return
         for rank in ranks:
@@ -332,8 +330,7 @@ class Attempt:
         if self._coordinator is None:
             return ()
         generation = self._coordinator.next_generation()
-        failed = RankFailed(rank=rank, reason=reason, generation=generation, victim=victim)
-        return self._tell_each(self._rescues.failed(failed, now))
+        return self._tell_each(self._rescues.failed(RankFailed(rank=rank, reason=reason, generation=generation, victim=victim), now))
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
         return [effect for tell in told for effect in self._send(tell)]
@@ -363,10 +360,9 @@ class Attempt:
             WriteIncident(incident=found, contract_of_rank=None),
         ]
         if self._shared.policy != "observe" and not at_end:
-            reason = found["summary"]
             # Parameters may be NaN by now: nothing that is saved here would be good, so nothing is.
             request = stop.StopRequested(
-                kind=found["kind"], by=f"rule {found['kind']}", reason=reason, exit_code=m.EXIT_DIVERGED, save=False, leave=True
+                kind=found["kind"], by=f"rule {found['kind']}", reason=found["summary"], exit_code=m.EXIT_DIVERGED, save=False, leave=True
             )
             effects += self._want(request, now)
         return effects

@@ -39,6 +39,11 @@ class Hung:
     stacks: str
     desync: bool = False
 
+    @property
+    def words(self) -> str:
+        names = ", ".join(map(str, self.ranks))
+        return f"ranks {self.waiting} wait for rank {names}: {self.why}" if self.waiting else f"ranks {names}: {self.why}"
+
 
 class HangWatch:
     """One attempt. The caller asks the ranks when `should_ask` says so, and gives the answers back."""
