@@ -51,6 +51,16 @@ def test_an_interrupted_launch_has_no_failure_and_no_keeper_waits(others_end: tu
     assert run.end(1) is None and run.kinds == []
 
 
+def test_a_rank_that_dies_of_the_signal_before_the_launch_has_looked_at_its_own_is_no_failure_either() -> None:
+    run = two_ranks()
+    run.report(events=(at(ended(1, 1, signal=2), 1_000_000_000),))
+    asked(run, at_ns=1_500_000_000)
+    run.report(events=(at(ended(0, 2, signal=2), 1_600_000_000),))
+    run.wait(30)
+    assert run.end(1) is None and run.kinds == []
+    assert {rank for rank, order in orders(run.effects) if order is Release} == {0, 1}
+
+
 def test_a_rank_that_only_lost_its_peer_to_the_interrupt_frees_nobody_and_may_end() -> None:
     run = two_ranks()
     asked(run)

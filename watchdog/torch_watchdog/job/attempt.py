@@ -98,14 +98,14 @@ class Attempt:
                 event = replace(event, exit_code=0)  # its status was gone before its node could read it
             yield from self._tell_coordinator(stop.RankGone(rank=event.rank), now)
             yield from self._on_end(rank, event, node, now)
+        if event.kind in ("asked", "exited") and self._failures.is_asked_for(event.pid):
+            yield from self._tell_each(self._rescues.let_go(rank.rank))
 
     def _on_end(self, rank: RankState, event: m.RankEvent, node: str, now: float) -> Iterable[Effect]:
         self._rescues.exited(rank.rank, now)
         if not rank.left:
             self._failures.see(event, node, rank.last_step, now)
-            if self._failures.is_asked_for(event.pid) and not self._rescues.has_begun:
-                yield from self._tell_each(self._rescues.let_go(rank.rank))
-            elif event.exit_code != 0 and not self._failures.is_victim(event.pid):
+            if event.exit_code != 0 and not self._failures.is_victim(event.pid) and not self._failures.is_asked_for(event.pid):
                 yield from self._rescue(rank.rank, words_of(event), now)
         yield from self._tell_each(self._rescues.out(rank.rank, now))
 

@@ -15,6 +15,7 @@ from torch_watchdog.job.first_failure import (
     FirstFailure,
     RankEnd,
     blames_a_peer,
+    died_of_the_asking,
     first_failure,
     gave_up,
     is_no_failure_of_its_own,
@@ -27,6 +28,7 @@ from torch_watchdog_proto.rescue_words import Failed, Looked
 __all__ = ["FailureWatch"]
 
 SLOW_TEARDOWN_S = 10.0  # for the culprit's own word, while every word so far only blames a peer
+HEARD_LATE_S = 2.0  # a rank on a busy machine may die of a signal before its launch, which got the same one, comes to look at it
 _MAX_LOG_LINES = 400
 
 
@@ -206,7 +208,9 @@ class FailureWatch:
         asked_ns = self._asked_for_ns.get(end.pid)
         if asked_ns is None:  # of another node, whose launch was not asked
             return blames_a_peer(f"{end.text}\n{end.log}")
-        return 0 <= (end.raised_ns or end.ended_ns) - asked_ns <= ASKED_FOR_S * 1e9 and is_no_failure_of_its_own(end)
+        after_s = ((end.raised_ns or end.ended_ns) - asked_ns) / 1e9
+        earliest_s = -HEARD_LATE_S if died_of_the_asking(end) else 0.0
+        return earliest_s <= after_s <= ASKED_FOR_S and is_no_failure_of_its_own(end)
 
     def _told(self, end: RankEnd) -> RankEnd:
         text, log = end.text or self._notes.get(end.pid, ""), "\n".join(self._logs.get(end.pid, ()))

@@ -19,6 +19,7 @@ __all__ = [
     "FirstFailure",
     "RankEnd",
     "blames_a_peer",
+    "died_of_the_asking",
     "first_failure",
     "gave_up",
     "is_no_failure_of_its_own",
@@ -92,6 +93,11 @@ class FirstFailure:
 def blames_a_peer(text: str) -> bool:
     """Whether these are the words of a rank that only lost its connection to another; not to a worker of its own loader."""
     return _PEER_IS_GONE.search(text) is not None and "DataLoader worker (pid" not in text
+
+
+def died_of_the_asking(end: RankEnd) -> bool:
+    """Whether it was a signal that asks for the end, or Python's word for it, that ended the rank."""
+    return end.signal in _ASKED_TO_END or end.text.startswith("KeyboardInterrupt")
 
 
 def is_no_failure_of_its_own(end: RankEnd) -> bool:
