@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from part_of_a_rank import PartOfARank
 
 from torch_watchdog_agent import turned_off
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.holds import Holds
 from torch_watchdog_agent.hooks import active
-from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_agent.saver import Saver
@@ -22,32 +18,17 @@ from torch_watchdog_proto.messages import CannotPromise, Commit, Leave, Prepare
 from torch_watchdog_proto.rescue_words import Free, Freed
 
 
-class Counting:
-    """The parts of a rank that answer for its count; no socket, no ring."""
+class Counting(PartOfARank):
+    """With all that answers for its count."""
 
     _has_told_why = False
     _ordered, _cannot_promise = Rank._ordered, Rank._cannot_promise
 
     def __init__(self, folder: Path) -> None:
-        self.identity = SimpleNamespace(rank=0, world_size=2)
-        self.config = SimpleNamespace(run_dir=str(folder), resume=None, device_gate=False, policy="stop")
-        self.loop = Loop()
-        self.loop.resumed(5)
-        empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())
-        self.subjects = SimpleNamespace(now=lambda: empty, scheduled=int)
-        self.history = SimpleNamespace(flush=lambda **_: None)
-        self.said: list[str] = []
-        self.say = self.said.append
-        self.told: list[Any] = []
-        self.heard = threading.Event()
+        super().__init__(folder)
         self.gate = Gate(0, lambda generation, commit: (commit, True))
         self.saver, self.holds = Saver(self, leave=lambda: None), Holds(self)  # type: ignore[arg-type]
         self.rescuer = Rescuer(self, leave=lambda: None)  # type: ignore[arg-type]
-
-    def tell(self, message: Any) -> bool:
-        self.told.append(message)
-        self.heard.set()
-        return True
 
 
 @pytest.fixture(params=["hand-over", "loader", "optimizer"])

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from part_of_a_rank import PartOfARank
 
 from torch_watchdog_agent.checkpoint.position import Place
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
-from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState
+from torch_watchdog_agent.checkpoint.subjects import Subjects
 from torch_watchdog_agent.checkpoint.window import WindowState
-from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rescue.looking import looked_at
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_proto.messages import Leave, Saved
@@ -23,28 +23,15 @@ from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
 FREE = Free(generation=7, reason="rank 1: it fell", exit_code=3)
 
 
-class Rank:
-    """What a rescuer knows of its rank; no socket, no ring."""
+class Rank(PartOfARank):
+    """With a save that may be under way."""
 
     def __init__(self, folder: Path) -> None:
-        self.identity = SimpleNamespace(rank=0, world_size=2)
-        self.config = SimpleNamespace(run_dir=str(folder), resume=None, device_gate=False, policy="stop")
-        self.loop = Loop()
-        self.loop.resumed(5)
-        empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())
-        self.subjects = SimpleNamespace(now=lambda: empty, scheduled=int)
-        self.history = SimpleNamespace(flush=lambda **_: None)
+        super().__init__(folder)
         self.saver = Saver()
-        self.told: list[Any] = []
-        self.heard = threading.Event()
-
-    def say(self, line: str) -> None:
-        pass
 
     def tell(self, message: Any) -> bool:
-        self.told.append((message, self.saver.ended))
-        self.heard.set()
-        return True
+        return super().tell((message, self.saver.ended))
 
 
 class Saver:
