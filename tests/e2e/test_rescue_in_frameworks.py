@@ -108,15 +108,17 @@ def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(
     assert digests(killed_accelerate.folder / "digests") == digests(whole_accelerate.folder / "digests")
 
 
-@pytest.mark.parametrize("by_the_script", [True, False], ids=["by ckpt_path", "by --resume"])
-def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_script: bool) -> None:
-    run = killed(tmp_path, "train_lightning.py")
+@pytest.mark.parametrize(
+    ("by_the_script", "more"), [(True, ()), (False, ()), (True, ("--by-hand",))], ids=["by ckpt_path", "by --resume", "two optimizers"]
+)
+def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_script: bool, more: tuple[str, ...]) -> None:
+    run = killed(tmp_path, "train_lightning.py", *more)
     path = saved_by(run, form="lightning")
     assert f"--resume {path.relative_to(tmp_path)} " in printed(run, "resume")
     given = ("--ckpt", path / "lightning.ckpt") if by_the_script else ()
     ours = ("--job", "again", *(() if by_the_script else ("--resume", str(path))))
-    resumed = launch(tmp_path, [*watchdog(*ours), *torchrun(*script("train_lightning.py", "--dropout", 0, *given))])
+    resumed = launch(tmp_path, [*watchdog(*ours), *torchrun(*script("train_lightning.py", "--dropout", 0, *more, *given))])
     assert resumed.code == 0, resumed.err
-    reference = launch(tmp_path, torchrun(*script("train_lightning.py", "--dropout", 0)))
+    reference = launch(tmp_path, torchrun(*script("train_lightning.py", "--dropout", 0, *more)))
     steps = {line for line in reference.lines(r"after step") if int(line.split()[4]) >= DIES_AT}
     assert set(resumed.lines(r"after step")) == steps and len(steps) == 8

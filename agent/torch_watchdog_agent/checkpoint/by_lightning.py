@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,41 @@ from torch_watchdog_agent.checkpoint.part import Alone, Moment
 
 FORMAT = "lightning"
 FILE = "lightning.ckpt"
+
+_fitting: weakref.ref[Any] | None = None  # the Trainer that has begun to fit last
+_counts: deque[tuple[int, int]] = deque(
+    maxlen=3
+)  # of the newest steps at whose ends it asked for a batch: how many had ended, and its own count then
+
+
+def fits(trainer: Any) -> None:
+    """It begins, from the start or from a checkpoint."""
+    global _fitting
+    _fitting = weakref.ref(trainer)
+    _counts.clear()
+
+
+def asks_for_batch(steps: int) -> None:
+    """So many steps have ended, and nothing of another is half done."""
+    trainer = None if _fitting is None else _fitting()
+    if trainer is None:
+        return
+    if _counts and _counts[-1][0] == steps:
+        _counts.pop()
+    _counts.append((steps, trainer.global_step))
+
+
+def count_after(steps: int, counts: Iterable[tuple[int, int]]) -> int:
+    """What Lightning counts after so many steps: one for each optimizer that steps by hand, so that there may be several a step.
+
+    Where it has not asked for a batch since, the step is taken to be as the one before.
+    """
+    known = [pair for pair in counts if pair[0] <= steps]
+    if not known:
+        return steps
+    at, count = known[-1]
+    before = known[-2] if len(known) > 1 else (at - 1, count - 1)
+    return count + (steps - at) * (count - before[1]) // (at - before[0])
 
 
 def trainers() -> list[Any]:
@@ -40,7 +78,7 @@ def writer(path: Path, moment: Moment) -> Writer | None:
 def _can_be_alone(trainer: Any, alone: Alone) -> bool:
     """Where every rank holds everything, and the loops' many counts are of this moment: nobody but Lightning could set them back."""
     replicated = any(kind.__name__ == "DDPStrategy" for kind in type(trainer.strategy).__mro__)
-    return replicated and trainer.global_step == alone.steps
+    return replicated and trainer.global_step == count_after(alone.steps, _counts)
 
 
 def _save_alone(trainer: Any, folder: Path, moment: Moment) -> None:

@@ -6,7 +6,9 @@ import functools
 from types import ModuleType
 from typing import Any
 
+from torch_watchdog_agent.checkpoint import by_lightning
 from torch_watchdog_agent.hooks import lightning_resume
+from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.passes import Pass, ask, asking, begin
 
 __all__ = ["patch"]
@@ -33,6 +35,14 @@ def patch(module: ModuleType) -> None:
         resuming = self.__dict__.pop(_BEHIND, None)
         if resuming is not None:
             lightning_resume.catch_up(resuming, self, self.__dict__[_MARK])
+        _count()
         return ask(self.__dict__.setdefault(_MARK, Pass()), lambda: following(self), part=BATCH)
 
     fetcher.__iter__, fetcher.__next__ = begin_pass, next_batch
+
+
+@guarded("Lightning's count")
+def _count() -> None:
+    here = rank()
+    if here is not None:
+        by_lightning.asks_for_batch(here.loop.steps_ended(0))

@@ -45,12 +45,21 @@ def patch(module: ModuleType) -> None:
     def setup_data(self: Any) -> Any:
         global _coming
         _coming = _resumes(self) if self._combined_loader is None else None
+        if self._combined_loader is None:
+            _begins(self.trainer)
         try:
             return theirs(self)
         finally:
             _coming = None
 
     module._FitLoop.setup_data = setup_data
+
+
+@guarded("Lightning's count")
+def _begins(trainer: Any) -> None:
+    from torch_watchdog_agent.checkpoint import by_lightning
+
+    by_lightning.fits(trainer)
 
 
 @guarded("Lightning's data position")

@@ -2,6 +2,7 @@
 
 Dropout, momentum, a scheduler and shuffling are there because each is a way to lose bit-identity. With --never no rank trains in one step:
 what a skip must equal. With --instead the data set gives another sample of the same batch in place of one: what a stop and its resume must equal.
+With --by-hand the module steps two optimizers itself, each of which Lightning counts.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ class Net(lightning.LightningModule):
         self.head = nn.Linear(8, CLASSES)
         self.never, self.leaves_out, self.dies = never, False, dies
 
+    @property
+    def num_steps(self) -> int:
+        return self.global_step
+
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        if self.dies == [self.global_rank, self.global_step]:
+        if self.dies == [self.global_rank, self.num_steps]:
             os.kill(os.getpid(), signal.SIGKILL)
         return nn.functional.cross_entropy(self.head(self.drop(self.table(batch["ids"]).mean(1))), batch["labels"])
 
@@ -65,10 +70,10 @@ class Net(lightning.LightningModule):
             scheduler.step()
 
     def on_train_start(self) -> None:
-        say(f"rank {self.global_rank} begins at {self.global_step} with {self.digest()}")
+        say(f"rank {self.global_rank} begins at {self.num_steps} with {self.digest()}")
 
     def on_train_batch_end(self, *_: object) -> None:
-        say(f"rank {self.global_rank} after step {self.global_step - 1} at {self.global_step} with {self.digest()}")
+        say(f"rank {self.global_rank} after step {self.num_steps - 1} at {self.num_steps} with {self.digest()}")
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
@@ -77,8 +82,27 @@ class Net(lightning.LightningModule):
 
     def digest(self) -> str:
         """Of the parameters and of what their next update depends on; not of the scheduler's, which has moved on where we look."""
-        state = [value for held in self.optimizers().optimizer.state_dict()["state"].values() for _, value in sorted(held.items())]
+        optimizers = self.optimizers() if isinstance(self.optimizers(), list) else [self.optimizers()]
+        states = [optimizer.optimizer.state_dict()["state"] for optimizer in optimizers]
+        state = [value for of_one in states for held in of_one.values() for _, value in sorted(held.items())]
         return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in [*self.parameters(), *state])).hexdigest()
+
+
+class ByHand(Net):
+    automatic_optimization = False
+
+    @property
+    def num_steps(self) -> int:
+        return self.global_step // 2
+
+    def training_step(self, batch: dict[str, torch.Tensor], number: int) -> None:
+        self.manual_backward(super().training_step(batch, number))
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.AdamW(self.table.parameters(), lr=0.1), torch.optim.AdamW(self.head.parameters(), lr=0.1)]
 
 
 class Collate:
@@ -105,6 +129,7 @@ def main() -> None:
     parser.add_argument("--instead", type=int)
     parser.add_argument("--dies", type=int, nargs=2, help="a rank, and after how many steps it is killed")
     parser.add_argument("--dropout", type=float, default=0.3)
+    parser.add_argument("--by-hand", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--ckpt")
     args = parser.parse_args()
@@ -115,7 +140,8 @@ def main() -> None:
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True, collate_fn=Collate(args.instead))
-    trainer.fit(Net(args.never, None if args.ckpt else args.dies, args.dropout), loader, ckpt_path=args.ckpt)
+    module = (ByHand if args.by_hand else Net)(args.never, None if args.ckpt else args.dies, args.dropout)
+    trainer.fit(module, loader, ckpt_path=args.ckpt)
     torch.distributed.destroy_process_group()
     time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
 
