@@ -7,6 +7,8 @@ generators are not in the checkpoint, because it had failed, keeps its own.
 
 from __future__ import annotations
 
+import json
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,15 @@ from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.part import Alone, Moment
 
 FORMAT = "transformers"
+STATE_FILE = "trainer_state.json"  # which it writes last
 _ARGUMENTS, _GENERATORS = "training_args.bin", "rng_state_{}.pth"
+
+_saved: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()  # by each Trainer, last
+
+
+def has_saved(trainer: Any) -> None:
+    """The Trainer's own saving has ended, on this rank."""
+    _saved[trainer] = Path(trainer._get_output_dir(trial=None)).absolute() / f"checkpoint-{trainer.state.global_step}"
 
 
 def trainers() -> list[Any]:
@@ -42,7 +52,17 @@ def writer(moment: Moment) -> Writer | None:
         else:
             _save_alone(trainer, folder, moment, alone, rank=trainer.args.process_index)
 
-    return Writer(format=FORMAT, path=path, write=write, inside=name, rank_files=False, by="transformers.Trainer")
+    is_there = _saved.get(trainer) == path and _can_be_resumed(trainer, path)
+    return Writer(format=FORMAT, path=path, write=write, inside=name, rank_files=False, by="transformers.Trainer", is_there=is_there)
+
+
+def _can_be_resumed(trainer: Any, path: Path) -> bool:
+    """Whether the Trainer's own folder is still there, and whole: a rank that has failed may have been the one that wrote it."""
+    try:
+        state = json.loads((path / STATE_FILE).read_text())
+    except (OSError, ValueError):
+        return False
+    return not trainer.args.save_only_model and path.name == f"checkpoint-{state.get('global_step')}"
 
 
 def _save(trainer: Any, folder: Path, moment: Moment) -> None:

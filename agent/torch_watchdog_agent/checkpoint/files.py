@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,28 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     sync(partial)
     partial.replace(path)
     sync(path.parent)
+
+
+def link_all(source: Path, target: Path, *, but: frozenset[str]) -> None:
+    """The files of `source` under the same names in `target`, which is there: each of them once on the disk, where the disk can do that. `but`: names."""
+    shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(*but), dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def lies_in(folder: Path, other: Path, *, but: frozenset[str]) -> bool:
+    """Whether each file of `folder` is one of `other`'s by the same name: not one like it, the very same."""
+    try:
+        return all(
+            (other / path.relative_to(folder)).samefile(path) for path in folder.rglob("*") if path.is_file() and path.name not in but
+        )
+    except OSError:
+        return False
 
 
 def sha256(path: Path) -> str:

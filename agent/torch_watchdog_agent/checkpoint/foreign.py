@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.checkpoint.errors import CheckpointError
-from torch_watchdog_agent.checkpoint.files import digested, sync
+from torch_watchdog_agent.checkpoint.files import digested, link_all, sync
+from torch_watchdog_agent.checkpoint.manifest import OUR_WORDS
 from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
@@ -28,7 +29,7 @@ class Writer:
     """`write` runs on every rank with a folder that is new and empty. `path`: where the finished checkpoint belongs.
 
     `inside`: the subfolder that it writes into, where it insists on a name of its own. `rank_files`: whether ours (generators, position) lie beside its files.
-    `models`: those that no hook of ours sees, to be looked at for NaN, too.
+    `models`: those that no hook of ours sees, to be looked at for NaN, too. `is_there`: the framework itself has just written this very checkpoint there.
     """
 
     format: str
@@ -38,6 +39,7 @@ class Writer:
     rank_files: bool = True
     by: str = ""
     models: tuple[Any, ...] = ()
+    is_there: bool = False
 
 
 def write(
@@ -51,10 +53,11 @@ def write(
 
     directory = beside(writer.path, "partial")
     peers.agree_own(lambda: empty_folder(directory) if peers.first else None)
-    moment.say(f"writing the checkpoint with {writer.by or writer.format}")
-    peers.agree_own(lambda: writer.write(directory))
-    if writer.inside:
-        peers.agree_own(lambda: _raise_up(directory, writer) if peers.first else None)
+    if writer.is_there:
+        moment.say(f"{writer.by or writer.format} has saved this step itself: its files are verified and marked")
+        peers.agree_own(lambda: link_all(writer.path, directory, but=OUR_WORDS) if peers.first else None)
+    else:
+        _let_write(writer, directory, peers, moment)
     finite = peers.agree_own(lambda: all_finite(map(moment.on_host, live_tensors(subjects.now(), writer.models))))
     if writer.rank_files:
         mine = RankFile(
@@ -63,6 +66,13 @@ def write(
         peers.agree_own(lambda: mine.write(directory))
     names = shared_out(peers.gather(_all_files(directory)), peers.index)
     return SavedPart(path=writer.path, files=peers.agree_own(lambda: _digest(directory, names)), finite=finite, format=writer.format)
+
+
+def _let_write(writer: Writer, directory: Path, peers: Peers, moment: Moment) -> None:
+    moment.say(f"writing the checkpoint with {writer.by or writer.format}")
+    peers.agree_own(lambda: writer.write(directory))
+    if writer.inside:
+        peers.agree_own(lambda: _raise_up(directory, writer) if peers.first else None)
 
 
 def _raise_up(directory: Path, writer: Writer) -> None:

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
-from torch_watchdog_agent.checkpoint.files import sha256, sync, write_json
+from torch_watchdog_agent.checkpoint.files import lies_in, sha256, sync, write_json
 from torch_watchdog_agent.checkpoint.places import beside
+from torch_watchdog_agent.quarantine import FILE_NAME as QUARANTINE
 
 MANIFEST = "watchdog.json"
 COMMITTED = "COMMITTED"
+OUR_WORDS = frozenset({MANIFEST, COMMITTED, QUARANTINE})  # in a folder whose other files a framework has written
 KEPT = 3
 
 _FINISHED = re.compile(r"(?:replaced\.|not-good\.)?step-(\d+)")
@@ -54,15 +56,17 @@ def commit(final: Path, manifest: Mapping[str, Any], *, good: bool, ours: bool =
     aside = _step_aside(place, session, ours=ours) if place.exists() else None
     partial.rename(place)
     sync(place.parent)
-    if aside is not None and _may_go(aside, session, ours=ours):
+    if aside is not None and _may_go(aside, place, session, ours=ours):
         remove(aside)
     if ours:
         rotate(place.parent, just_made=place)
     return place
 
 
-def _may_go(path: Path, session: str | None, *, ours: bool) -> bool:
-    """One of the same step. What a framework wrote, or another launch in a folder of the user's, stays."""
+def _may_go(path: Path, place: Path, session: str | None, *, ours: bool) -> bool:
+    """One of the same step. What a framework wrote, or another launch in a folder of the user's, stays, unless all of it lies in the new one."""
+    if lies_in(path, place, but=OUR_WORDS):
+        return True
     if ours:
         return (path / MANIFEST).exists()
     try:
@@ -75,7 +79,7 @@ def _step_aside(place: Path, session: str | None, *, ours: bool) -> Path:
     """A job that was resumed may stop at the same step again: the folder that is there stays what it is until the new one is there."""
     aside = beside(place, "replaced")
     if aside.exists():
-        aside = aside if _may_go(aside, session, ours=ours) else aside.with_name(f"{aside.name}.{time.time_ns()}")
+        aside = aside if _may_go(aside, place, session, ours=ours) else aside.with_name(f"{aside.name}.{time.time_ns()}")
         shutil.rmtree(aside, ignore_errors=True)
     place.rename(aside)
     return aside

@@ -106,7 +106,8 @@ def _agreed(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> Wri
     except Exception as error:  # noqa: BLE001  whatever such a framework raises
         moment.say(f"the framework's own checkpoint cannot be used ({type(error).__name__}: {error})")
     choices = set(peers.gather(None if writer is None else (writer.format, str(writer.path))))
-    return writer if len(choices) == 1 else None
+    is_there = all(peers.gather(writer is not None and writer.is_there))
+    return replace(writer, is_there=is_there) if writer is not None and len(choices) == 1 else None
 
 
 def without_trace(path: Path, peers: Peers, write: Callable[[], SavedPart]) -> SavedPart:

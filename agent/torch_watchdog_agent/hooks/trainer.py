@@ -1,4 +1,4 @@
-"""transformers' Trainer: from where it counts its steps, and where it goes on from a checkpoint.
+"""transformers' Trainer: from where it counts its steps, what it has saved itself, and where it goes on from a checkpoint.
 
 Trainer takes the vetoed batch again; the samples that were left out stay out of it. A script that names no checkpoint goes on from that of --resume, where it
 is a Trainer's.
@@ -12,11 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch_watchdog_agent.checkpoint.by_trainer import STATE_FILE, has_saved
 from torch_watchdog_agent.hooks.active import guarded, rank
 
 __all__ = ["patch"]
-
-STATE_FILE = "trainer_state.json"
 
 
 def patch(module: ModuleType) -> None:
@@ -37,6 +36,7 @@ def patch(module: ModuleType) -> None:
         return their_train(self, resume_from_checkpoint or _asked() or resume_from_checkpoint, *args, **kwargs)
 
     module.Trainer.train = train
+    _hear_of_saves(module.Trainer)
     _tell_of_begin(module.CallbackHandler)
 
 
@@ -45,6 +45,23 @@ def _asked() -> str | None:
     here = rank()
     path = None if here is None else here.resume.holding(STATE_FILE)
     return None if path is None else str(path)
+
+
+def _hear_of_saves(trainer: Any) -> None:
+    theirs = trainer._save_checkpoint
+
+    @functools.wraps(theirs)
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = theirs(self, *args, **kwargs)
+        _saved(self)
+        return result
+
+    trainer._save_checkpoint = save
+
+
+@guarded("trainer's saves")
+def _saved(trainer: Any) -> None:
+    has_saved(trainer)
 
 
 def _tell_of_begin(handler: Any) -> None:

@@ -15,7 +15,8 @@ from checkpoint_state import MOMENT, committed_here, subjects_of
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 
-from torch_watchdog_agent.checkpoint import on_checkpoint, restore, save_at
+from torch_watchdog_agent.checkpoint import by_lightning, on_checkpoint, restore, save_at
+from torch_watchdog_agent.checkpoint.by_trainer import has_saved
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError, in_words
 from torch_watchdog_agent.checkpoint.manifest import verify
 from torch_watchdog_agent.checkpoint.part import Moment
@@ -51,13 +52,19 @@ class Net(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def trained(folder: Path, at_step: dict[int, Callable[[Any], None]], **arguments: Any) -> None:
-    """A Trainer's short training that does something after some of its steps."""
+Doings = dict[int, Callable[[Any], None]]
+
+
+def trained(folder: Path, at_step: Doings, *, at_save: Doings | None = None, **arguments: Any) -> None:
+    """A Trainer's short training that does something after some of its steps, and once it has itself saved some."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Doing(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             at_step.get(state.global_step, lambda _: None)(trainer)
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            (at_save or {}).get(state.global_step, lambda _: None)(trainer)
 
     args = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=2, max_steps=5, report_to=[], disable_tqdm=True, use_cpu=True, **arguments
@@ -89,7 +96,42 @@ def test_a_trainer_finds_the_good_one_and_neither_it_nor_its_rotation_sees_one_w
     assert not ours.parent.exists()
 
 
-def test_what_the_trainer_itself_has_saved_at_this_step_steps_aside_and_is_kept(tmp_path: Path) -> None:
+def inodes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_the_trainer_has_just_saved_itself_stays_where_it_is_and_is_verified_and_marked(times: int, tmp_path: Path) -> None:
+    theirs: dict[str, int] = {}
+
+    def saved(trainer: Any) -> None:
+        has_saved(trainer)
+        (tmp_path / "checkpoint-2" / "notes.txt").write_text("of the script's own")
+        theirs.update(inodes(tmp_path / "checkpoint-2"))
+        for _ in range(times):
+            committed_here(tmp_path / "run" / "step-2", subjects_of(trainer.optimizer))
+
+    trained(tmp_path, {}, at_save={2: saved}, save_strategy="steps", save_steps=2)
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+    now = inodes(tmp_path / "checkpoint-2")
+    assert theirs.items() <= now.items() and now.keys() - theirs.keys() == {"COMMITTED", "watchdog.json"}
+    assert theirs.keys() == {file["name"] for file in verify(tmp_path / "checkpoint-2")["files"]}
+
+
+@pytest.mark.parametrize("lacks", ["trainer_state.json", "optimizer.pt"])
+def test_what_the_trainer_has_saved_and_cannot_go_on_from_steps_aside_and_is_kept(lacks: str, tmp_path: Path) -> None:
+    def saved(trainer: Any) -> None:
+        has_saved(trainer)
+        (tmp_path / "checkpoint-2" / lacks).unlink(missing_ok=lacks == "optimizer.pt")  # a save_only_model has none
+        committed_here(tmp_path / "run" / "step-2", subjects_of(trainer.optimizer))
+
+    trained(tmp_path, {}, at_save={2: saved}, save_strategy="steps", save_steps=2, save_only_model=lacks == "optimizer.pt")
+    assert {"checkpoint-2", "replaced.checkpoint-2"} <= set(names(tmp_path))
+    assert {"trainer_state.json", "optimizer.pt"} <= {file["name"] for file in verify(tmp_path / "checkpoint-2")["files"]}
+    assert lacks not in names(tmp_path / "replaced.checkpoint-2")
+
+
+def test_what_another_launch_has_left_of_this_step_steps_aside_and_is_kept(tmp_path: Path) -> None:
     trained(tmp_path, {2: lambda trainer: committed_here(Path("unused"), subjects_of(trainer.optimizer))}, save_strategy="no")
     (tmp_path / "checkpoint-2" / "watchdog.json").unlink()  # as if the Trainer had written it
     trained(tmp_path, {2: lambda trainer: committed_here(Path("unused"), subjects_of(trainer.optimizer))}, save_strategy="no")
@@ -207,3 +249,19 @@ def test_an_engine_whose_checkpoint_could_not_be_loaded_again_writes_none(tmp_pa
     engine.zero_optimization_stage = lambda: 2
     by_deepspeed._save(engine, tmp_path)
     assert written == [str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "steps", "count"),
+    [
+        ([], 5, 5),  # it asks for no batches that we see
+        ([(4, 4), (5, 5)], 5, 5),
+        ([(4, 4), (5, 5)], 6, 6),  # the step has ended, and it has not asked since
+        ([(3, 6), (4, 8), (5, 10)], 4, 8),
+        ([(3, 6), (4, 8), (5, 10)], 6, 12),
+        ([(3, 7), (4, 9), (5, 10)], 5, 10),  # an optimizer that does not step each time
+        ([(0, 0)], 1, 1),
+    ],
+)
+def test_lightnings_own_count_after_a_step_is_what_it_counts_by_optimizers(counts: list[tuple[int, int]], steps: int, count: int) -> None:
+    assert by_lightning.count_after(steps, counts) == count
