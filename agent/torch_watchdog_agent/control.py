@@ -5,16 +5,20 @@ Owns the socket and the thread; what orders mean is the gate's business. When th
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from torch_watchdog_agent import keeper
+from torch_watchdog_agent.config import AgentConfig
+from torch_watchdog_agent.identity import Identity
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
-from torch_watchdog_proto.messages import Order, RankMessage
+from torch_watchdog_proto.messages import Order, RankHello, RankMessage
 
-__all__ = ["ControlLine"]
+__all__ = ["ControlLine", "connected"]
 
 _CONNECT_TIMEOUT_S = 2.0
 _SEND_TIMEOUT_S = 2.0
@@ -72,3 +76,29 @@ def _timeval(seconds: float) -> bytes:
     import struct
 
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+
+
+def connected(
+    config: AgentConfig,
+    who: Identity,
+    *,
+    on_order: Callable[[Order], tuple[RankMessage, ...]],
+    on_lost: Callable[[], None],
+    say: Callable[[str], None],
+) -> ControlLine | None:
+    """The line of this rank, which has said its first words; None, after a sentence, where nobody listens."""
+    import torch
+
+    try:
+        line = ControlLine(Path(config.runtime_dir) / "control.sock", name=f"rank-{who.rank}", on_order=on_order, on_lost=on_lost)
+    except OSError as error:
+        say(f"the node process cannot be reached ({error}); this rank is recorded, but not guarded")
+        return None
+    line.start()
+    hello = RankHello(
+        rank=who.rank, local_rank=who.local_rank, world_size=who.world_size, pid=os.getpid(), attempt=who.attempt, host=socket.gethostname(),
+        version=config.version, torch_version=torch.__version__,
+    )  # fmt: skip
+    if line.send(hello):
+        keeper.announce_watched()
+    return line

@@ -7,19 +7,17 @@ traced) -> the user's forward and backward (`loss_seen`) -> `around_step` (the g
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
-import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent import keeper, recorder
 from torch_watchdog_agent.asked import AskedResume
+from torch_watchdog_agent.at_gate import AtGate
 from torch_watchdog_agent.clearance import Clearance
 from torch_watchdog_agent.config import AgentConfig
-from torch_watchdog_agent.control import ControlLine
+from torch_watchdog_agent.control import connected
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.holds import Holds
@@ -28,6 +26,7 @@ from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Lockstep, Mismatch, violation_of
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.neighbours import among_neighbours
+from torch_watchdog_agent.not_finite import NotFinite
 from torch_watchdog_agent.preemption import Preemption
 from torch_watchdog_agent.quarantine import FILE_NAME, Quarantine
 from torch_watchdog_agent.register import DecisionRegister
@@ -38,16 +37,13 @@ from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_agent.unread import Unread
 from torch_watchdog_proto.messages import (
     CannotPromise,
-    Commit,
     Finished,
     Noticed,
     Order,
     Prepare,
-    RankHello,
     RankMessage,
     Refused,
     Signalled,
-    Vetoed,
     Violation,
 )
 from torch_watchdog_proto.rescue_words import Look
@@ -88,7 +84,7 @@ class Rank:
             leave()
 
         self.rescuer = Rescuer(self, leave=announce_leave)
-        self.line = self._connect()
+        self.line = connected(config, identity, on_order=self._ordered, on_lost=self._lost, say=self.say)
         self.history = History(recorder.opened(Path(config.ring_dir), identity, say=self.say), self.loop)
         self.say.also = self.history.said
         is_gated = self.line is not None and config.policy != "observe"
@@ -102,7 +98,7 @@ class Rank:
             Lockstep, rings, identity, say=self.say, without="ranks in different collectives are not told apart before they hang"
         )
         self.guard = Guard(
-            say=self.say, on_refused=self.refused, on_noticed=self._notice, patient=bool(config.scan), watch_modules=config.watch_modules
+            say=self.say, on_refused=self.refused, on_noticed=self.notice, patient=bool(config.scan), watch_modules=config.watch_modules
         )
         self.holds = Holds(self)
         self._unread = Unread(self.guard, say=self.say, found=self.holds.hold_late, change=config.policy != "observe")
@@ -115,13 +111,12 @@ class Rank:
         self.scan = Scan.of(config, identity) if config.scan else None
         self._contract = ContractFile(Path(config.run_dir), rank=identity.rank, say=self.say)
         self._gates_seen = self._trains_in_eval = False
-        self._looked_inside = self._loss_is_under_way = False
+        self.at_gate, self._not_finite = AtGate(self), NotFinite(self)
+        self._loss_is_under_way = False
         self._preemption = self._preempted()
         self.resume = AskedResume(
             config.resume, Path(config.run_dir), attempt=identity.attempt, speaks=identity.rank == 0, say=self.say
         )  # fmt: skip
-        self.is_put_back = True
-        self._undo = False  # what the vetoed window has moved besides the parameters is put back before the next fetch
 
     # Start and end
 
@@ -135,29 +130,6 @@ class Rank:
         )  # fmt: skip
         preemption.install()
         return preemption
-
-    def _connect(self) -> ControlLine | None:
-        import torch
-
-        try:
-            line = ControlLine(
-                Path(self.config.runtime_dir) / "control.sock",
-                name=f"rank-{self.identity.rank}",
-                on_order=self._ordered,
-                on_lost=self._lost,
-            )
-        except OSError as error:
-            self.say(f"the node process cannot be reached ({error}); this rank is recorded, but not guarded")
-            return None
-        line.start()
-        who = self.identity
-        hello = RankHello(
-            rank=who.rank, local_rank=who.local_rank, world_size=who.world_size, pid=os.getpid(), attempt=who.attempt,
-            host=socket.gethostname(), version=self.config.version, torch_version=torch.__version__,
-        )  # fmt: skip
-        if line.send(hello):
-            keeper.announce_watched()
-        return line
 
     def _ordered(self, order: Order) -> tuple[RankMessage, ...]:
         if isinstance(order, Look):
@@ -226,9 +198,8 @@ class Rank:
         self.history.flush()
         if self._unread.under_check:
             self._unread.settle(wait=False)
-        if self._undo:
-            self._undo = False
-            self._put_back()  # only the loader has moved on
+        if self.at_gate.undo:
+            self.at_gate.before_fetch()
         self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step))
         act = self.gate.boundary()
         if act is not None:
@@ -293,15 +264,15 @@ class Rank:
 
     def _act_on(self, batch: object, checked: Checked) -> object:
         for warning in checked.warnings:
-            self._notice(warning)
+            self.notice(warning)
         if checked.violation is None:
             return batch
         if self.config.policy == "observe":
-            self._notice(checked.violation)
+            self.notice(checked.violation)
             return batch
         return self.holds.hold(batch, checked, checked.violation)
 
-    def _notice(self, violation: Violation) -> None:
+    def notice(self, violation: Violation) -> None:
         where = self.loop
         self.tell(Noticed(rank=self.identity.rank, step=where.step, micro_step=where.micro_step, violation=violation))
 
@@ -312,7 +283,7 @@ class Rank:
     def refused(self, violation: Violation) -> bool:
         """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
         if self.config.policy == "observe":
-            self._notice(violation)
+            self.notice(violation)
             return False
         self.history.note(f"step {self.loop.step}: refused: {violation.summary}", level=2)
         self.tell(Refused(rank=self.identity.rank, step=self.loop.step, micro_step=self.loop.micro_step, violation=violation))
@@ -350,33 +321,14 @@ class Rank:
         self._loss_is_under_way = value is None
         if value is None and self.config.watch_modules and loss.numel() == 1:
             value = float(loss.detach())  # what was asked for waits for the device at every module already
-        self._look_inside(value)
-
-    def _look_inside(self, value: float | None) -> None:
-        """Why the newest batch gave this loss, where it is no number: said once, while the parameters are those that it was computed with."""
-        if value is None or math.isfinite(value):
-            if value is not None and self.config.watch_modules:
-                self.guard.loss_is_finite()
-            return
-        if self._looked_inside:
-            return
-        from torch_watchdog_agent.checkpoint.rng import RngState
-
-        self._looked_inside = True
-        before = RngState.capture()
-        try:
-            found = self.guard.not_finite_inside()
-        finally:
-            before.restore()
-        if found is not None:
-            self._notice(replace(found, bundle=self.rescuer.batches.write_bundle(self.loop.step)))
+        self._not_finite.look(value)
 
     def out_of_step(self, mismatch: Mismatch) -> None:
         """Another rank of this node has called another collective than this rank is about to call. Once: what follows, follows from it."""
         from torch_watchdog_agent.contract.frames import user_line
 
         self.lockstep = None
-        self._notice(violation_of(mismatch, self.identity, source=user_line()))
+        self.notice(violation_of(mismatch, self.identity, source=user_line()))
 
     # The gate
 
@@ -391,7 +343,7 @@ class Rank:
         """A GradScaler has found gradients that are not finite and calls no update. The window ends here all the same, and orders find their gate."""
         number = self._at_gate(optimizer)
         if number is not None and number != VETOED:
-            self._go_on(number, applied=False)
+            self.at_gate.go_on(number, applied=False)
             self.rescuer.after_gate(window_closed=False)
         return number
 
@@ -403,11 +355,11 @@ class Rank:
         if self._unread.under_check:
             self._settle()
         if self._loss_is_under_way:
-            self._look_inside(self.history.newest_loss())
+            self._not_finite.look(self.history.newest_loss())
         self._trains_in_eval |= self.evaluating()
         number = self.loop.at_gate(stepping)
         if self.loop.is_new_at_gate or (self.loop.fed_elsewhere and not self.loop.trained_on):
-            self._opened_at_gate()
+            self.at_gate.opened()
         if self._clearance is not None and self.loop.drains and not self.loop.trained_on:
             self._clearance.handed_over(number, -1)
         self.guard.step_ended()
@@ -417,61 +369,16 @@ class Rank:
             self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
         decision = self.gate.judge(number)
         if isinstance(decision, Act):
-            self._act_at_gate(decision.commit, number)
+            self.at_gate.act(decision.commit, number)
             decision = self.gate.judge(number)  # a checkpoint without a stop: the update follows it
         if isinstance(decision, Skip):
-            self._put_back()  # for a save that comes before the next fetch
-            self._undo = True
-            self.tell(Vetoed(rank=self.identity.rank, generation=decision.generation, step=number))
-            self._go_on(number, applied=False, vetoed=True)
+            self.at_gate.skip(decision, number)
             return VETOED
         return number
-
-    def _opened_at_gate(self) -> None:
-        """No hand-over was heard: what an older window began with must not come back."""
-        self._undo = False
-        self.window.opened(updates=self.loop.updates_applied, place=training_place())
-        if self.loop.is_new_at_gate:
-            self.rescuer.at_hand_over(evaluation=False)
-
-    def _put_back(self) -> None:
-        """What a vetoed window has changed. Whatever is in the way of that must not let its update through, and what is saved then is not called good."""
-        try:
-            self.window.restore()
-            self.is_put_back = True
-        except Exception as error:  # noqa: BLE001  a buffer of a kind that we do not know, say
-            self.is_put_back = False
-            self.say(f"what the vetoed step has changed besides the parameters could not be put back ({type(error).__name__}: {error})")
-
-    def _act_at_gate(self, commit: Commit, number: int) -> None:
-        """A veto ends its window here. Any other order comes to a gate only where no loader gave a boundary: the save sees the window's start."""
-        if commit.veto == number:
-            self._close_window(number, applied=False, vetoed=True)
-            self._put_back()
-            self.saver.act(commit, step=number)
-            return
-        with self.window.rewound():
-            self.saver.act(commit, step=number)
 
     def leave_gate(self, number: int) -> None:
         """The update of the window has been applied."""
         if self.config.replay is not None:
             self.say("the recorded batch went through forward, backward and update without an error")
             raise SystemExit(0)
-        self.rescuer.after_gate(window_closed=self._go_on(number, applied=True))
-
-    def _go_on(self, number: int, *, applied: bool, vetoed: bool = False) -> bool:
-        first = self._close_window(number, applied=applied, vetoed=vetoed)
-        if first and self.holds.in_hand:
-            self.holds.window_closed(number)
-        return first
-
-    def _close_window(self, number: int, *, applied: bool, vetoed: bool) -> bool:
-        """True the first time in this window."""
-        first = self.loop.gate_done(applied=applied, vetoed=vetoed)
-        if first:
-            self.history.step_done(number, vetoed=vetoed)
-            self.resume.missed()
-            if self.guard.has_learned():
-                self.write_contract()
-        return first
+        self.rescuer.after_gate(window_closed=self.at_gate.go_on(number, applied=True))

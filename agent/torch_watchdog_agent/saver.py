@@ -80,7 +80,7 @@ class Saver:
             raise
         except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the coordinator
             return self._saved(commit.path, commit, error=in_words(error)), ()
-        good = part.finite and rank.is_put_back
+        good = part.finite and rank.at_gate.is_put_back
         return self._saved(str(part.path), commit, finite=good, files=part.files, format=part.format), part.of_all
 
     def _saved(self, path: str, commit: Commit, **fields: Any) -> Saved:

@@ -1,0 +1,84 @@
+"""A decision at a gate: an update is left out, or a save sees the window as it began. And how a window ends there.
+
+Owns what a vetoed window has changed besides the parameters, until that is put back. On the training thread. It must not know who decided, or why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_watchdog_agent.hooks.tracks import training_place
+from torch_watchdog_proto.messages import Commit, Vetoed
+from torch_watchdog_proto.stop.participant import Skip
+
+if TYPE_CHECKING:
+    from torch_watchdog_agent.rank import Rank
+
+__all__ = ["AtGate"]
+
+
+class AtGate:
+    """One rank's. `undo`: what the vetoed window has moved is put back before the next fetch; `is_put_back`: that has succeeded."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self.undo, self.is_put_back = False, True
+
+    def opened(self) -> None:
+        """No hand-over was heard: what an older window began with must not come back."""
+        rank, self.undo = self._rank, False
+        rank.window.opened(updates=rank.loop.updates_applied, place=training_place())
+        if rank.loop.is_new_at_gate:
+            rank.rescuer.at_hand_over(evaluation=False)
+
+    def before_fetch(self) -> None:
+        """Of the vetoed window only the loader has moved on."""
+        self.undo = False
+        self._put_back()
+
+    def skip(self, decision: Skip, number: int) -> None:
+        """The update of this window is not applied."""
+        rank = self._rank
+        self._put_back()  # for a save that comes before the next fetch
+        self.undo = True
+        rank.tell(Vetoed(rank=rank.identity.rank, generation=decision.generation, step=number))
+        self.go_on(number, applied=False, vetoed=True)
+
+    def act(self, commit: Commit, number: int) -> None:
+        """A veto ends its window here. Any other order comes to a gate only where no loader gave a boundary: the save sees the window's start."""
+        rank = self._rank
+        if commit.veto == number:
+            self._close_window(number, applied=False, vetoed=True)
+            self._put_back()
+            rank.saver.act(commit, step=number)
+            return
+        with rank.window.rewound():
+            rank.saver.act(commit, step=number)
+
+    def go_on(self, number: int, *, applied: bool, vetoed: bool = False) -> bool:
+        """The window is over. True the first time that this is said of it."""
+        first = self._close_window(number, applied=applied, vetoed=vetoed)
+        if first and self._rank.holds.in_hand:
+            self._rank.holds.window_closed(number)
+        return first
+
+    def _close_window(self, number: int, *, applied: bool, vetoed: bool) -> bool:
+        rank = self._rank
+        first = rank.loop.gate_done(applied=applied, vetoed=vetoed)
+        if first:
+            rank.history.step_done(number, vetoed=vetoed)
+            rank.resume.missed()
+            if rank.guard.has_learned():
+                rank.write_contract()
+        return first
+
+    def _put_back(self) -> None:
+        """What a vetoed window has changed. Whatever is in the way of that must not let its update through, and what is saved then is not called good."""
+        try:
+            self._rank.window.restore()
+            self.is_put_back = True
+        except Exception as error:  # noqa: BLE001  a buffer of a kind that we do not know, say
+            self.is_put_back = False
+            self._rank.say(
+                f"what the vetoed step has changed besides the parameters could not be put back ({type(error).__name__}: {error})"
+            )
