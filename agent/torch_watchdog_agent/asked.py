@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["TAKEN", "AskedResume"]
 
-TAKEN = "resumed"  # in the run directory: the launch says at its end where it is missing
+TAKEN = "resumed"  # in the run directory once somebody has asked: the launch says at its end where nobody did
 
 
 class AskedResume:
@@ -27,7 +27,7 @@ class AskedResume:
         return path if path is not None and (path / name).is_file() else None
 
     def taken(self) -> None:
-        """The script asks for it, or its framework does."""
+        """The script asks for what there is, or its framework does."""
         self._is_open = False
         with suppress(OSError):
             (self._run_dir / TAKEN).touch()

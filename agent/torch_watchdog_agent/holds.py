@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Holds"]
 
+_MAX_OBSERVED = 64  # tensors of which a finding is said
+
 
 class Holds:
     """Runs on the training thread. Every way out other than a return raises BadBatchError with the whole diagnosis, or SystemExit where another rank has
@@ -29,6 +31,7 @@ class Holds:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self._observed: set[tuple[str, str]] = set()  # kind and tensor of what was said
         self.in_hand: list[tuple[Violation, int]] = []  # stand-ins that the loop has fetched ahead, and the last window that may use each
 
     def hold(self, batch: object, checked: Checked, violation: Violation) -> object:
@@ -102,6 +105,16 @@ class Holds:
             rank.refused(violation)
             rank.rescuer.at_nothing()  # its state is clean: nothing of the batch has been used
             raise _unanswered(violation, decision.reason)
+        if rank.config.policy == "skip":
+            rank.say(f"step {step}: {violation.summary}: left out on every rank")
+
+    def observed(self, violation: Violation) -> None:
+        """Nothing is changed. Said of each tensor once: whoever reads the output of a run of days must not learn of it at its end only."""
+        named = violation.kind, violation.batch.key
+        if named not in self._observed and len(self._observed) < _MAX_OBSERVED:
+            self._observed.add(named)
+            step = self._rank.loop.step
+            self._rank.say(f"step {step}: {violation.summary}: observed, nothing is changed, more of it is only recorded")
 
     def _is_gated(self) -> bool:
         """Whether a veto would be heeded: not in the first window, nor in a loop that updates by hand, nor where a hook that counts has turned itself off."""

@@ -269,6 +269,7 @@ class Rank:
             return batch
         if self.config.policy == "observe":
             self.notice(checked.violation)
+            self.holds.observed(checked.violation)
             return batch
         return self.holds.hold(batch, checked, checked.violation)
 
@@ -284,6 +285,7 @@ class Rank:
         """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
         if self.config.policy == "observe":
             self.notice(violation)
+            self.holds.observed(violation)
             return False
         self.history.note(f"step {self.loop.step}: refused: {violation.summary}", level=2)
         self.tell(Refused(rank=self.identity.rank, step=self.loop.step, micro_step=self.loop.micro_step, violation=violation))

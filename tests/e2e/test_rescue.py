@@ -139,6 +139,7 @@ def test_the_batch_of_a_failing_rank_is_replayed_with_its_true_stack(tmp_path: P
     replayed = launch(tmp_path, [*watchdog("replay"), str(bundle)])
     assert replayed.code == 1, replayed.err
     assert re.search(r"File \".*train.py\", line \d+, in forward(?s:.*)index out of range", replayed.err)
+    assert run.err.count(": observed, nothing is changed") == 1, run.err
     said = re.search(r"  what   (ids\[\S+\] = 51, allowed 0\.\.39)", run.err)
     assert said is not None and said[0] in replayed.err, replayed.err
 

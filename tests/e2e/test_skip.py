@@ -27,6 +27,7 @@ def test_a_skipped_step_leaves_no_trace_in_any_rank(tmp_path: Path) -> None:
     assert incident["action"]["policy"] == "skip"
     assert incident["action"]["prevented"] is True
     assert incident["action"]["exit_code"] is None
+    assert skipped.err.count("rank 1: step 4: ") == skipped.err.count(": left out on every rank") == 1, skipped.err
 
 
 def test_the_sample_is_quarantined_and_does_not_come_back_in_the_next_epoch_or_run(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_the_summary_says_what_happened_and_how_to_resume_in_ten_lines(stopped: 
     assert "ids[" in text
     assert str(BAD) in text
     assert "--resume" in text
+    assert "call   torch_watchdog_agent.restore(" in text  # this script, run so, calls none
     assert len(lines) <= 11  # the job's first line and ten at the end
 
 

@@ -60,10 +60,10 @@ def restore(
         schedulers=tuple(getattr(item, "scheduler", item) for item in _several(scheduler)),
         scalers=_several(scaler),
     )
+    _tell_rank_of_call()
     asked_for = path if path is not None else _of_this_launch(target, loader)
     if asked_for is None:
         return None
-    _tell_rank_of_call()
     place = _checkpoint_at(Path(asked_for))
     try:
         return _restore(place, target, loader)
@@ -84,7 +84,6 @@ def _of_this_launch(target: TrainingState, loader: Any) -> str | os.PathLike[str
 def _of_this_run(run_dir: Path, target: TrainingState, loader: Any) -> Path | None:
     from torch_watchdog_agent.checkpoint.peers import peers_of
 
-    _tell_rank_of_call()
     try:
         rank, world_size = _rank_and_world(run_dir)
     except RestoreError as error:  # the first attempt had nothing to resume from, and did not need one
@@ -207,7 +206,7 @@ def _parameters(target: TrainingState) -> set[int]:
 
 
 def _tell_rank_of_call() -> None:
-    """Where this launch is watched: its --resume has been asked for."""
+    """Where this launch is watched: its script asks what there is to go on from."""
     from torch_watchdog_agent.hooks.active import rank
 
     here = rank()

@@ -89,7 +89,7 @@ class Rescuer:
     def why_alone(self) -> str:
         """Why no other rank need be waited for any more, or nothing. From any thread."""
         free = self._free
-        return "" if free is None else f"another rank has failed: {free.reason}"
+        return "" if free is None else f"a rank has failed: {free.reason}"
 
     def at_nothing(self) -> None:
         """A save of all ranks, or a hold, has come to nothing: where another has failed, this one is to be asked for its state, and not gone by then."""
@@ -222,7 +222,7 @@ class Rescuer:
         """This is the control thread, which must not wait for its own words: the rank comes free, and saves nothing."""
         from torch_watchdog_agent.rescue import sockets
 
-        self._rank.say(f"another rank has failed ({free.reason}); nothing can be saved here: {why}")
+        self._rank.say(f"a rank has failed ({free.reason}); nothing can be saved here: {why}")
         self._rank.tell(self._freed(free, "nothing", f"no thread for a rescue could be started ({why})", self._rank.loop.updates_applied))
         self._over = True
         if not on_device(self._rank.subjects.now()):
@@ -242,7 +242,7 @@ class Rescuer:
         from torch_watchdog_agent.rescue import sockets
 
         rank = self._rank
-        rank.say(f"another rank has failed ({free.reason}): this one applies no update any more")
+        rank.say(f"a rank has failed ({free.reason}): this one applies no update any more")
         kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
         if on_device(kept):
             if rank.config.device_gate:

@@ -32,7 +32,7 @@ def nothing() -> str:
 
 def test_a_rank_that_has_failed_is_waited_for_no_longer() -> None:
     begin()
-    whys = iter(["", "another rank has failed: rank 1 was killed"])
+    whys = iter(["", "a rank has failed: rank 1 was killed"])
     with pytest.raises(CheckpointError, match="rank 1 was killed"):
         all_come(RollCall(name="save/0/7", why_not=lambda: next(whys)), 2, timeout_s=60)
     assert next(whys, None) is None

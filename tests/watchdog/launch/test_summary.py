@@ -311,10 +311,18 @@ def test_a_job_whose_later_attempt_failed_too_tells_that_one() -> None:
     assert any(line.startswith("  resume") for line in lines)
 
 
+@pytest.mark.parametrize(("form", "restores", "said"), [("dcp", False, True), ("dcp", True, False), ("transformers", False, False)])
+def test_a_script_that_calls_no_restore_is_told_so_before_its_line_is_typed(form: str, restores: bool, said: bool) -> None:
+    incident = INCIDENT | {"action": INCIDENT["action"] | {"checkpoint": INCIDENT["action"]["checkpoint"] | {"format": form}}}
+    lines = summarise([incident], replace(END, restores=restores))
+    (at,) = [place for place, line in enumerate(lines) if line.startswith("  resume ")]
+    assert lines[at + 1].startswith("  call   torch_watchdog_agent.restore(") == said
+
+
 def test_a_resume_that_no_rank_took_is_said() -> None:
     lines = summarise([], replace(END, exit_code=0, stopped_by_us=False, unused_resume="/home/a/runs/x/checkpoints/step-5"))
     assert "nothing found" in lines[0]
-    assert "--resume runs/x/checkpoints/step-5 was taken by nobody" in lines[1]
+    assert lines[1].startswith("  note   --resume runs/x/checkpoints/step-5 was taken by nobody")
 
 
 def test_a_checkpoint_on_request_is_no_finding_of_a_job_that_ended_well() -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from torch_watchdog.job.phases import phase_in
 from torch_watchdog_proto.rescue_words import Failed, GroupCalls, Looked, is_unusual
 
-__all__ = ["AWAY", "Place", "Split", "elsewhere", "silence", "split"]
+__all__ = ["AWAY", "STOPPED", "Place", "Split", "elsewhere", "silence", "split"]
 
+STOPPED = "its process is stopped (SIGSTOP)"
 AWAY = "away"  # in the place of the kernel's word for a process whose node cannot be reached
 
 
@@ -62,7 +63,7 @@ def elsewhere(looked: Looked) -> str:
 def silence(state: str, stack: str) -> str:
     """Of a rank that does not answer. `state`: the kernel's word for its process, or AWAY; `stack`: as it was read from outside, innermost first, or ""."""
     if state == "T":
-        return "its process is stopped (SIGSTOP)"
+        return STOPPED
     if state == AWAY:
         return "its node cannot be reached, or does not answer: the network between, or the machine, is gone"
     return "it does not answer: native code holds the interpreter's lock" + (

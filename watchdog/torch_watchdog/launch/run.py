@@ -40,7 +40,10 @@ _T = TypeVar("_T")
 
 def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[str] = ()) -> NoReturn:
     """Runs the command under the watchdog and ends this process as the job ended. `options` are ours, as they were given."""
-    if os.environ.get(SWITCH, "").lower() == "off" or is_watched_already(os.environ):
+    is_off = os.environ.get(SWITCH, "").lower() == "off"
+    if is_off and config.resume:
+        say(f"{SWITCH}=off: --resume {config.resume} is handed to nobody, and restore() finds nothing to go on from")
+    if is_off or is_watched_already(os.environ):
         become(command)
     mask, came = signals.block_signals(), list[signal.Signals]()
     with contextlib.ExitStack() as stack:
@@ -179,6 +182,7 @@ def _tell_end(
         command=watch.plan.command,
         here=here(),
         unused_resume=watch.unused_resume(),
+        restores=watch.restores(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
     )
     has_lost_its_record = _guarded(watch.has_lost_its_record)

@@ -46,9 +46,14 @@ END_FIELDS = (
     "attempt",
     "told",
     "unused_resume",
+    "restores",
     "signalled",
 )  # of a JobEnd, under `end` in job.json
 _SEVERITIES = ("critical", "warning", "info")
+_LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
+_CALL_RESTORE = (
+    "  call   torch_watchdog_agent.restore(model=..., optimizer=..., loader=...) in the script: without it that line begins from nothing"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,7 @@ class JobEnd:
     here: str = "/"
     folder: str | None = None  # None: here
     unused_resume: str | None = None  # --resume was given and no rank took it
+    restores: bool = True  # False where the script has not called restore()
     signalled: str = ""  # the signal from outside that asked for the end
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
@@ -118,7 +124,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     if end.recorded_by:
         lines.append(f"  more   the whole story is on node {end.recorded_by}, in {end.run_dir}")
     if end.unused_resume:
-        used = f"  resume --resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
+        used = f"  note   --resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
         lines = [*lines[:9], used]
     return lines[:10]
 
@@ -311,7 +317,8 @@ def _resume_lines(checkpoint: Mapping[str, Any], end: JobEnd) -> list[str]:
     """What to type, and where that is not enough what the script must call for it, by the form that the checkpoint was written in."""
     options, path = _options(end), as_typed(checkpoint["path"], _folder(end))
     if checkpoint.get("format") != "callback":
-        return ["  resume " + _to_type(resume_command(options, end.command, path), end)]
+        line = "  resume " + _to_type(resume_command(options, end.command, path), end)
+        return [line] if end.restores or checkpoint.get("format") != _LOADED_BY_RESTORE else [line, _CALL_RESTORE]
     return [
         "  resume " + _to_type(("watchdog", *options, *end.command), end),
         f'  call   your own loading of {path}, then restore(model=None, loader=..., path="{path}"), in the script: nothing else resumes it',

@@ -73,7 +73,11 @@ class Watch:
     def unused_resume(self) -> str | None:
         """The checkpoint of --resume, where no rank said that it took it."""
         resume = self.record.get("resume")
-        return str(resume) if resume and not (self.directory.root / TAKEN).exists() else None
+        return str(resume) if resume and not self.restores() else None
+
+    def restores(self) -> bool:
+        """Whether the script, or its framework, has asked what there is to go on from."""
+        return (self.directory.root / TAKEN).exists()
 
     def ranks_heard(self) -> int:
         """How many ranks of this launch have left a trace here: a log, or what they learned. For where no daemon can tell."""

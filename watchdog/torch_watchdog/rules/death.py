@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch_watchdog.job.first_failure import FirstFailure, RankEnd
+from torch_watchdog.job.standstill import STOPPED
 from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
 from torch_watchdog.rules.loader_died import LoaderDeath, loader_death
@@ -63,8 +64,10 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = 
     if end.hung:
         return Verdict(
             kind="rank.hang", severity="critical", summary=f"{where}: {end.hung}",
-            cause=f"rank {end.rank} made no progress while the others waited for it in a collective: {end.hung}",
-            fix=f"look at its stack in {files.stacks}: what it was in is what it never came back from",
+            cause=f"rank {end.rank} made no progress while the others waited for it in a collective",
+            fix="find who stopped it: a debugger, a scheduler that suspends jobs, a shell's Ctrl-Z; until it is ended, `kill -CONT` lets such a process go on"
+            if STOPPED in end.hung
+            else f"look at its stack in {files.stacks}: what it was in is what it never came back from",
         )  # fmt: skip
     assertion = known.read(end.log)
     if assertion is not None:
