@@ -227,7 +227,7 @@ def _resume(value: Any) -> str:
     path = Path(_text(value)).absolute()
     if path.is_dir():
         return str(path)
-    raise ValueError("must be the folder of a checkpoint, or one that holds checkpoints")
+    raise ValueError(f"must be the folder of a checkpoint, or one that holds checkpoints, and there is none at {path}")
 
 
 def _quarantine(value: Any) -> Path:

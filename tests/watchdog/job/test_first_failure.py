@@ -6,6 +6,7 @@ A line of a transcript is one event, in the order in which the daemon heard of t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,13 @@ def test_one_failure_on_two_ranks_at_the_same_moment_is_told_as_both() -> None:
     assert [end.rank for end in both_raise(apart_ms=20).culprits] == [0, 1]
     assert [end.rank for end in both_raise(apart_ms=80).culprits] == [0]
     assert [end.rank for end in both_raise(apart_ms=20, where=("train.py:60", "train.py:61")).culprits] == [0]
+
+
+def test_what_every_rank_raises_is_no_ranks_own_and_an_error_of_ours_says_what_to_do() -> None:
+    both = both_raise(apart_ms=20)
+    assert "each raised this by itself" in judge(both).cause and "no other rank" not in judge(both).cause
+    refused = replace(both.culprits[0], text="RestoreError: cannot resume from runs/x: it was never finished. Take an older one")
+    assert judge(replace(both, culprits=(refused,))).fix.startswith("do what the error says")
 
 
 @pytest.mark.parametrize("last_known", [8, 7])  # its own end may be known by a step of before

@@ -147,7 +147,8 @@ def test_the_module_in_which_a_loss_went_wrong_is_the_cause_of_that_one_incident
     assert (incident["kind"], incident["cause"]) == ("loss.not_finite", "up overflows float16")
     assert (
         incident["fix"]
-        == "use bf16; this run has made no checkpoint that is known to be finite: resume from one of your own, from before step 0"
+        == "use bf16; this run has made no checkpoint that is known to be finite: resume from one of your own, from before step 0 "
+        "(`watchdog checkpoint` makes one at any time)"
     )
     assert (incident["bound"]["module"], incident["batch"]["sample"]["dataset_index"]) == ("up", 23)
     assert incident["summary"].startswith("rank 0, step 0: the loss is nan")

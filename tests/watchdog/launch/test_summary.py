@@ -140,6 +140,11 @@ def test_a_path_is_shown_as_a_person_would_type_it(path: str, typed: str) -> Non
     assert as_typed(path, "/home/a") == typed
 
 
+def test_who_stands_at_the_root_is_shown_whole_paths() -> None:
+    """`home/a/runs` would be right there, and looks like a lost slash."""
+    assert as_typed("/home/a/runs", "/") == "/home/a/runs"
+
+
 def test_a_stop_without_a_checkpoint_says_so() -> None:
     lines = summarise([INCIDENT | {"action": {"policy": "stop", "prevented": True, "checkpoint": None}}], END)
     assert "  saved  no checkpoint was written" in lines

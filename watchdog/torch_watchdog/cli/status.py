@@ -40,7 +40,7 @@ def command(context: click.Context, /, job: str | None, watch: bool, as_json: bo
     print_table(
         ("rank", "node", "phase", "alive", "step", "updates", "loss", "step time"),
         [_row(rank) for rank in found.ranks],
-        empty="no rank has reported",
+        empty="no rank has reported" if found.state == "ended" else "no rank has reported yet: they are known once the training has begun",
     )
     print_last_words(look)
 

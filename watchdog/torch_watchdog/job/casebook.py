@@ -135,7 +135,8 @@ class Casebook:
         good = [one["action"]["checkpoint"] for one in self._incidents.values() if _is_good(one["action"]["checkpoint"])]
         newest = max((one for one in good if one["updates_applied"] <= step), key=lambda one: one["updates_applied"], default=None)
         way = (
-            f"this run has made no checkpoint that is known to be finite: resume from one of your own, from before step {found['step']}"
+            f"this run has made no checkpoint that is known to be finite: resume from one of your own, from before step {found['step']} "
+            "(`watchdog checkpoint` makes one at any time)"
             if newest is None
             else f"resume from {newest['path']}, the newest checkpoint that is finite ({newest['updates_applied']} updates)"
         )

@@ -342,7 +342,7 @@ def _folder(end: JobEnd) -> str:
 
 def as_typed(path: str, here: str) -> str:
     """As a person in the folder `here` would type it; with a slash in it, so that no command takes it for a mere name."""
-    if not path or not PurePath(path).is_relative_to(here):
+    if not path or here == "/" or not PurePath(path).is_relative_to(here):
         return path
     below = str(PurePath(path).relative_to(here))
     return below if "/" in below else f"./{below}"

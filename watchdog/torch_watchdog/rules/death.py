@@ -79,7 +79,7 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = 
     by_worker = loader_death(end.text)
     if by_worker is not None:
         return _worker_died(end, where, by_worker)
-    return _raised(end, where, files)
+    return _raised(first, where, files)
 
 
 def _where(first: FirstFailure) -> str:
@@ -89,14 +89,17 @@ def _where(first: FirstFailure) -> str:
     return who + ("" if end.step is None else f", in step {end.step}")
 
 
-def _raised(end: RankEnd, where: str, files: Files) -> Verdict:
+def _raised(first: FirstFailure, where: str, files: Files) -> Verdict:
+    end, several = first.culprits[0], len(first.culprits) > 1
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     at = f" at {end.where}" if end.where else ""
     by_ddp = ddp_error(end.text)
-    cause = f"the rank {status}; " + (
-        f"it raised this itself{_status_told(end.text)}, and no other rank is known to have failed before"
-        if end.text
-        else "it left no exception"
+    cause = f"the rank{'s' * several} {status}; " + (
+        "it left no exception"
+        if not end.text
+        else "each raised this by itself"
+        if several
+        else f"it raised this itself{_status_told(end.text)}, and no other rank is known to have failed before"
     )
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
@@ -109,6 +112,8 @@ def _raised(end: RankEnd, where: str, files: Files) -> Verdict:
 
 def _where_to_look(end: RankEnd, files: Files) -> str:
     """An exit that the script asked for leaves nothing in the log, nor does os._exit()."""
+    if end.text.startswith("RestoreError"):
+        return "do what the error says: nothing has been trained"
     if end.text.startswith("SystemExit") and end.where:
         return f"look at {end.where}, where the script asked for this exit"
     if not end.text:
