@@ -103,5 +103,6 @@ def _heard(folder: Path, printed: Any, noticed: list[Violation], errors: str) ->
                 tokenizers.add(record.tokens)
             elif isinstance(record, TensorSeen):
                 tensors.append((keys[record.key_id], tuple(record.shape)))
-    complaints = [line for line in errors.splitlines() if line.startswith("[torch-watchdog]")]
+    said = [line for line in errors.splitlines() if line.startswith("[torch-watchdog]")]
+    complaints = [line for line in said if ": observed, nothing is changed" not in line]  # what it found is no complaint of its own
     return Heard(printed, noticed, losses, evaluated, steps, tensors, complaints, reaches, tokenizers)
