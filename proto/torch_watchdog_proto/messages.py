@@ -17,6 +17,7 @@ Policy: TypeAlias = Literal["stop", "skip", "observe"]
 Phase: TypeAlias = Literal["start", "train", "eval", "saving", "end"]
 Number: TypeAlias = int | float | str | None  # a str only for values JSON has no number for: "nan", "inf", "-inf"
 
+EXIT_FAILED = 1  # a rank failed, and nothing else says it: as a launcher has it
 EXIT_BAD_DATA = 65
 EXIT_DIVERGED = 70
 EXIT_MACHINE = 75

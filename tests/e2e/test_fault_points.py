@@ -90,7 +90,9 @@ def test_an_order_of_an_attempt_that_has_died_binds_nobody_in_the_next(tmp_path:
     run = launch(tmp_path, [*watchdog("--job", "dying"), *command], **{VARIABLE: "rank-0 got Commit"})
     assert (run.code, run.lines("done")) == (0, ["rank 0 done", "rank 1 done"]), run.err
     assert run.lines("resumed") == [f"rank {rank} resumed at 4 updates, epoch 0" for rank in (0, 1)]
-    assert applied(run) == {rank: list(range(8)) for rank in (0, 1)}
+    killed, other = applied(run)[0], applied(run)[1]
+    assert other == list(range(8))
+    assert killed in (other, [0, 1, 2, 4, 5, 6, 7])  # it may have died with step 3 applied and not yet said
     assert "finished in attempt 1 after batch.index_out_of_range in attempt 0 (exit code 0)" in run.err
 
 

@@ -52,6 +52,21 @@ def test_a_rank_that_dies_before_a_requested_stop_makes_the_launch_fail() -> Non
     assert run.incidents[-1]["kind"] == "rank.died"
 
 
+def test_a_failure_that_the_launcher_takes_for_a_good_end_makes_the_launch_fail() -> None:
+    """sys.exit(256), or a rank that ends early: 0 for a launcher, and so are ranks that have saved and left."""
+    run = trained()
+    lose_rank_1(run)
+    assert run.end(0) == m.EXIT_FAILED
+
+
+def test_a_later_attempt_that_ends_well_is_no_failure() -> None:
+    run = trained()
+    lose_rank_1(run)
+    trained(run=run, attempt=1)
+    run.report(events=tuple(ended(rank, 101 + rank, exit_code=0, attempt=1) for rank in (0, 1)))
+    assert run.end(0) is None
+
+
 def test_an_order_of_an_earlier_attempt_decides_nothing_of_a_later_one() -> None:
     run = trained()
     ask_for_a_stop(run)

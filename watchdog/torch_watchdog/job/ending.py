@@ -22,6 +22,7 @@ class Ending:
         self._given_up: str | None = None
         self._leave_codes: dict[int, int] = {}  # generation of an order that tells ranks to leave -> its exit code
         self._left_code: int | None = None  # of the one that ranks have left on
+        self._left_a_failure = False  # ranks have, once one of them had failed
 
     @property
     def is_stopping(self) -> bool:
@@ -33,7 +34,10 @@ class Ending:
             self._leave_codes[order.generation] = order.exit_code
 
     def left(self, generation: int) -> None:
-        self._left_code = self._leave_codes.get(generation, self._left_code)  # a rescue's is none of them
+        if generation in self._leave_codes:
+            self._left_code = self._leave_codes[generation]
+        else:
+            self._left_a_failure = True
 
     def closed(self, closed: stop.Closed) -> None:
         if closed.outcome == "done":
@@ -54,6 +58,10 @@ class Ending:
             return self.stood_code
         if failed and bad_batch:
             return m.EXIT_BAD_DATA
+        if not failed and self._left_a_failure:
+            return (
+                m.EXIT_FAILED
+            )  # the first failure's own status looks like a good one (256, or an early 0), and keepers say 0 of those that left
         return of_health if failed and not observed else None
 
     def lines(self) -> Iterable[str]:

@@ -27,6 +27,7 @@ from torch_watchdog.launch.summary import JobEnd, ended_by, summarise
 from torch_watchdog.launch.watch import Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog_agent.node.config import JobOutcome
+from torch_watchdog_proto.messages import EXIT_FAILED
 
 __all__ = ["EXIT_NOT_EXECUTABLE", "EXIT_NOT_FOUND", "launch"]
 
@@ -154,7 +155,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str], *, came: Sequenc
         _guarded(lambda: watch.leave_note(own_code, by_signal))
     decided = None if outcome.exit_code is None else watch.seat.config.exit_codes.get(outcome.exit_code, outcome.exit_code)
     code = own_code if decided is None else decided
-    _guarded(lambda: _tell_end(watch, status, options, outcome, code, stopped=decided is not None, came=came))
+    _guarded(lambda: _tell_end(watch, status, options, outcome, code, stopped=outcome.exit_code not in (None, EXIT_FAILED), came=came))
     return decided
 
 
@@ -200,6 +201,8 @@ def _asks_for_the_end(came: Sequence[signal.Signals], status: int) -> str:
 
 
 def _reason(outcome: JobOutcome, status: int, signalled: str) -> str:
+    if outcome.exit_code == EXIT_FAILED:
+        return "failed"
     if outcome.exit_code is not None:
         kinds = [str(incident.get("kind")) for incident in outcome.incidents if (incident.get("action") or {}).get("exit_code") is not None]
         return f"stopped by the watchdog: {kinds[0] if kinds else 'on request'}"
