@@ -56,6 +56,7 @@ def test_an_unchanged_trainer_resumes_and_equals_a_run_in_which_the_bad_sample_n
     assert digests(tmp_path / "resumed") == digests(tmp_path / "reference")
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_stopped_between_two_epochs_resumes_as_if_it_had_not_been(tmp_path: Path) -> None:
     process = start(tmp_path, [*watchdog("--job", "asked"), *torchrun(*script("train_trainer.py", "--meet", tmp_path))])
     until(lambda: (tmp_path / "here").exists() or process.poll() is not None, "rank 0 waits")
