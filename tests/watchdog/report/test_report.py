@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from torch_watchdog.launch.summary import JobEnd, summarise
 from torch_watchdog.report.evidence import Evidence, Excerpt, LogTail, decoder_of, gather
 from torch_watchdog.report.history import history_of
 from torch_watchdog.report.markdown import markdown_report
@@ -107,8 +108,22 @@ def test_next_steps_end_with_the_line_that_resumes() -> None:
 
 
 def test_only_what_is_typed_is_set_as_code() -> None:
-    page = report_page(history(), Evidence(), (*LAST_WORDS, "  resume --resume runs/x was taken by nobody: the script began from nothing"))
-    assert "<li>Load the one that matches.</li>" in page and "<li>--resume runs/x was taken by nobody" in page
+    """What the script must call, and what came of a --resume, by the very labels of the summary."""
+    end = JobEnd(
+        job="x",
+        run_dir="/r/x",
+        exit_code=65,
+        stopped_by_us=True,
+        ranks_reported=2,
+        command=("torchrun", "t.py"),
+        restores=False,
+        unused_resume="runs/y",
+    )
+    checkpoint = {"path": "/r/x/checkpoints/step-5", "updates_applied": 5, "committed": True, "finite": True, "format": "dcp"}
+    last_words = summarise([{"kind": "batch.index_out_of_range", "action": {"exit_code": 65, "checkpoint": checkpoint}}], end)
+    page = report_page(history(), Evidence(), (*LAST_WORDS, *last_words))
+    assert "<li>Load the one that matches.</li>" in page
+    assert "<li>--resume runs/y was taken by nobody" in page and "<li>torch_watchdog_agent.restore(" in page
     assert "<li><pre>watchdog torchrun train.py" in page
 
 

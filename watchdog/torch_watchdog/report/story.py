@@ -172,7 +172,7 @@ def next_steps(history: JobHistory, last_words: Sequence[str]) -> list[NextStep]
     found = history.main_incident
     steps = [str(found["fix"])] if found is not None and found.get("fix") and not is_order(found) else []
     labelled = (line.strip().partition(" ") for line in last_words)
-    said = [text.strip() for label, _, text in labelled if label in ("resume", "again", "next")]
+    said = [text.strip() for label, _, text in labelled if label in ("resume", "call", "again", "note", "next")]
     return [NextStep(_capital(_sentence(step)), is_command=False) for step in steps] + [
         NextStep(one_line(text), is_command=text.startswith(("watchdog ", "cd "))) for text in said
     ]
