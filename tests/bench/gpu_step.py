@@ -3,7 +3,7 @@
 One watched training whose hooks are switched on and off in blocks (on-off, off-on, ...), so that both sides see the same process, clocks and memory. The time
 of a block is the device's own, between two CUDA events; nothing synchronises inside. Reported: the median of the blocks' ratios and its 95 % confidence
 interval (bootstrap). A GPT-2-small-like model whose GPU is full (also compiled, under DDP and under FSDP2), the same with a batch that leaves it to the host's
-cores, and a model bound by its launches; batches that the loop moves to the GPU or that the loader yields there. With
+cores, a model bound by its launches, and BERT under transformers' Trainer; batches that the loop moves to the GPU or that the loader yields there. With
 the hooks off a few wrapped functions still ask whether they are on (1 to 2 us a step); the node process runs on both sides.
 """
 
@@ -30,8 +30,9 @@ SIZES = {  # width, layers, batch, length
     "full": (768, 12, 32, 1024),
     "gpt2-small-like": (768, 12, 8, 512),
     "launch-bound": (64, 4, 4, 64),
+    "bert": (768, 12, 32, 128),
 }
-BLOCK_STEPS = {"full": 6, "gpt2-small-like": 12, "launch-bound": 120}
+BLOCK_STEPS = {"full": 6, "gpt2-small-like": 12, "launch-bound": 120, "bert": 24}
 CASES: dict[str, tuple[str, int, list[str]]] = {  # the model, ranks, options
     "launch-bound": ("launch-bound", 1, []),
     "launch-bound, batches on the GPU": ("launch-bound", 1, ["--resident"]),
@@ -43,6 +44,8 @@ CASES: dict[str, tuple[str, int, list[str]]] = {  # the model, ranks, options
     "GPT-2-small-like, DDP, compiled": ("full", 2, ["--compile"]),
     "GPT-2-small-like, FSDP2": ("full", 2, ["--fsdp2"]),
     "GPT-2-small-like, FSDP2, compiled": ("full", 2, ["--fsdp2", "--compile"]),
+    "BERT, Trainer": ("bert", 1, []),
+    "BERT, Trainer, two GPUs": ("bert", 2, []),
 }
 FIRST, WARM = 8, 40
 
@@ -133,17 +136,24 @@ def train(args: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    name = args.train
-
-    local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
-    net: Any = wrapped(model_of(name).cuda(), args)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
-    batches = batches_of(name, resident=args.resident)
+    found: dict[str, Any] = {}
+    run = fine_tune if args.train == "bert" else loop
+    run(args, measured(found, args.train, 0 if args.first_only else args.rounds))
+    if dist.get_rank() == 0:
+        print("FOUND " + json.dumps(found), flush=True)
+    dist.destroy_process_group()
 
-    def step() -> None:
+
+def loop(args: argparse.Namespace, steps: Iterator[None]) -> None:
+    import torch
+
+    net: Any = wrapped(model_of(args.train).cuda(), args)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    batches = batches_of(args.train, resident=args.resident)
+    for _ in steps:
         batch = next(batches)
         with torch.autocast("cuda", torch.bfloat16):
             loss = net(batch["ids"].cuda(non_blocking=True), batch["labels"].cuda(non_blocking=True))
@@ -151,43 +161,61 @@ def train(args: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
+
+def fine_tune(args: argparse.Namespace, steps: Iterator[None]) -> None:
+    """A classifier of BERT's own size by an unchanged Trainer; its end of a step asks for the next."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+
+    _, _, rows, length = SIZES[args.train]
+    ids = torch.randint(0, 30522, (1024, length))
+    samples = [{"input_ids": ids[n], "attention_mask": torch.ones(length, dtype=torch.long), "labels": n % 2} for n in range(len(ids))]
+
+    class Ask(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = next(steps, "over") == "over"
+
+    with tempfile.TemporaryDirectory() as folder:
+        given = TrainingArguments(
+            folder, per_device_train_batch_size=rows, max_steps=100_000, bf16=True, optim="adamw_torch_fused", learning_rate=1e-5, save_strategy="no",
+            logging_strategy="no", report_to=[], disable_tqdm=True,
+        )  # fmt: skip
+        next(steps)
+        Trainer(BertForSequenceClassification(BertConfig(num_labels=2)), given, train_dataset=samples, callbacks=[Ask()]).train()
+
+
+def measured(found: dict[str, Any], name: str, rounds: int) -> Iterator[None]:
+    """One step of the training for each item: the first ones, then blocks with the hooks on and off. Into `found`, when it is over, what they took."""
+    import torch
+
     first_ms = []
     for _ in range(FIRST):
         began = time.perf_counter()
-        step()
+        yield
         torch.cuda.synchronize()
         first_ms.append(round((time.perf_counter() - began) * 1e3, 2))
-    found: dict[str, Any] = {"first_ms": first_ms}
-    if not args.first_only:
-        for _ in range(WARM):
-            step()
-        found |= _measured(step, args.rounds, BLOCK_STEPS[name])
-    if dist.get_rank() == 0:
-        print("FOUND " + json.dumps(found), flush=True)
-    dist.destroy_process_group()
-
-
-def _measured(step: Any, rounds: int, steps: int) -> dict[str, Any]:
-    import torch
-
+    found["first_ms"] = first_ms
+    if not rounds:
+        return
+    yield from (None for _ in range(WARM))
     switch = Waits()
     switch.time_waits()
     blocks: list[tuple[bool, Any, Any]] = []
+    steps = BLOCK_STEPS[name]
     for number in range(rounds):
         for on in (True, False) if number % 2 else (False, True):
             switch.turn(on=on)
-            step()  # what the switch itself brings about is not measured
-            began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            began.record()
-            for _ in range(steps):
-                step()
-            ended.record()
-            blocks.append((on, began, ended))
+            yield  # what the switch itself brings about is not measured
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield from (None for _ in range(steps))
+            end.record()
+            blocks.append((on, start, end))
     switch.turn(on=True)
     torch.cuda.synchronize()
-    times = {side: [began.elapsed_time(ended) / steps for on, began, ended in blocks if on is side] for side in (False, True)}
+    times = {side: [start.elapsed_time(end) / steps for on, start, end in blocks if on is side] for side in (False, True)}
     waits = sorted(switch.waits_us)
-    return {"off_ms": times[False], "on_ms": times[True], "wait_us": waits[len(waits) // 2] if waits else None}
+    found |= {"off_ms": times[False], "on_ms": times[True], "wait_us": waits[len(waits) // 2] if waits else None}
 
 
 def launched(name: str, ranks: int, wrapper: list[str], *options: str) -> dict[str, Any]:
