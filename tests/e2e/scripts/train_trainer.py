@@ -80,7 +80,7 @@ class Loud(Trainer):
         left_out = self.state.global_step == self.never
         if self.never is not None:
             self.optimizer._is_overflow = left_out  # accelerate's word for a step that was left out
-        return torch.tensor(0.0) if left_out else super().training_step(*args, **kwargs)
+        return torch.tensor(0.0, device=self.args.device) if left_out else super().training_step(*args, **kwargs)
 
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
