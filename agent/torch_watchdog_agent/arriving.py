@@ -9,6 +9,8 @@ import math
 import sys
 from typing import Any, NamedTuple
 
+from torch_watchdog_agent.streams import current_stream
+
 __all__ = ["Copies", "Figures", "Memory", "Newest", "arrived", "elapsed_ns"]
 
 _MEMORY_INTERVAL_NS = 250_000_000
@@ -27,7 +29,7 @@ class Copies:
     def begin(self) -> None:
         """A forward begins: the stream is marked, so that the device's own time up to the loss can be read. Only once a loss has come from a GPU."""
         if self._begins:
-            self._begins[self._next].record()
+            self._begins[self._next].record(current_stream())
             self._begun = True
 
     def start(self, loss: Any) -> tuple[Any, Any, Any]:
@@ -40,7 +42,7 @@ class Copies:
         number = self._next
         self._next = (self._next + 1) % self._count
         self._places[number].copy_(loss.reshape(()), non_blocking=True)
-        self._ends[number].record()
+        self._ends[number].record(current_stream())
         begun, self._begun = self._begun, False
         return self._places[number], self._ends[number], self._begins[number] if begun else None
 
@@ -96,7 +98,7 @@ class Newest:
         if self._pinned is None:
             self._pinned, self._event = torch.empty((), dtype=torch.float32, pin_memory=True), torch.cuda.Event()
         self._pinned.copy_(number.reshape(()), non_blocking=True)
-        self._event.record()
+        self._event.record(current_stream())
         self._under_way = True
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog_agent.streams import current_stream
 from torch_watchdog_proto.messages import Violation
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _stream() -> Any:
     """The CUDA stream of this thread; None without CUDA."""
     import torch
 
-    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    return current_stream() if torch.cuda.is_initialized() else None
 
 
 def is_captured() -> bool:

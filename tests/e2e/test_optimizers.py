@@ -36,3 +36,12 @@ def test_a_skip_equals_a_run_in_which_no_rank_took_the_step(kind: str, tmp_path:
     assert (skipped.code, reference.code) == (0, 0), skipped.err
     assert len(skipped.incidents) == 1
     assert skipped.lines("weights") == reference.lines("weights") != []
+
+
+def test_a_state_in_the_middle_of_an_optimizers_closures_is_never_saved(tmp_path: Path) -> None:
+    """LBFGS has moved the parameters twice in its fourth step when rank 1 is killed in the third evaluation of the closure."""
+    died = run(tmp_path, "lbfgs", "--dies", 12, ours=())
+    (incident,) = died.incidents
+    assert (died.code, incident["kind"], incident["origin"]["rank"]) == (1, "rank.died", 1), died.err
+    assert incident["action"]["checkpoint"] is None, died.err
+    assert "a half step is never saved" in died.err

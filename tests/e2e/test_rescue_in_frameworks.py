@@ -27,6 +27,7 @@ def killed(folder: Path, name: str, *arguments: object, dies: int = 1) -> Ended:
 
 def saved_by(run: Ended, *, form: str, rank: int = 0) -> Path:
     checkpoint = run.incidents[0]["action"]["checkpoint"]
+    assert checkpoint is not None, run.err
     assert (checkpoint["format"], checkpoint["updates_applied"], checkpoint["committed"], checkpoint["saved_by"]) == (
         form, DIES_AT, True, [rank],
     ), run.err  # fmt: skip

@@ -11,7 +11,7 @@ import ctypes
 import random
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 # Both twisters have 624 words and a position: numpy's behind the words, Python's before them.
@@ -92,7 +92,7 @@ class RngState(NamedTuple):
         torch = sys.modules.get("torch")
         if torch is None:
             return cls(_python_state(), _numpy_state())
-        cuda = _cuda_states(torch) if torch.cuda.is_initialized() else ()
+        cuda = _cuda_states(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
         return tuple.__new__(cls, (_python_state(), _numpy_state(), torch.default_generator.get_state(), cuda))
 
     def restore(self) -> None:
@@ -135,9 +135,23 @@ class RngState(NamedTuple):
         )
 
 
-def _cuda_states(torch: Any) -> tuple[Any, ...]:
-    # A CUDA generator's state is its seed and offset, kept on the host: reading it neither waits nor touches the device.
-    return tuple(generator.get_state() for generator in torch.cuda.default_generators)
+_last_cuda: tuple[tuple[tuple[int, int], ...], tuple[Any, ...]] = (), ()  # (seed, offset) of each, and its state
+
+
+def _cuda_states(generators: Sequence[Any]) -> tuple[Any, ...]:
+    """A CUDA generator's state is its seed and offset, kept on the host: reading it neither waits nor touches the device. There is one for each GPU that the
+    process sees, and those that drew nothing since the last call are most of them: their states are the same objects."""
+    global _last_cuda
+    signs = tuple((generator.initial_seed(), generator.get_offset()) for generator in generators)
+    before, states = _last_cuda
+    if signs != before:
+        same = len(signs) == len(before)
+        states = tuple(
+            states[number] if same and sign == before[number] else generator.get_state()
+            for number, (sign, generator) in enumerate(zip(signs, generators, strict=True))
+        )
+        _last_cuda = signs, states
+    return states
 
 
 def _numpy_state() -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from torch_watchdog_agent.streams import current_stream
+
 __all__ = ["Letter", "Mailbox", "Mark", "Slot"]
 
 Slot: TypeAlias = tuple[torch.device, torch.dtype, int]
@@ -43,7 +45,7 @@ class _Event:
         self._device, self._event = device, torch.cuda.Event(blocking=True)
 
     def record(self) -> None:
-        self._event.record(torch.cuda.current_stream(self._device))
+        self._event.record(current_stream(self._device))
 
     def query(self) -> bool:
         return bool(self._event.query())

@@ -55,17 +55,19 @@ def _compiling() -> bool:
 
 def _gate(step: Callable[..., Any], optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     closure = kwargs.pop("closure", args[0] if args else None)
-    if not callable(closure):
-        number = _enter(optimizer)
-        if number == VETOED:
-            return None
-        result = _step(step, optimizer, closure, args, kwargs)
-        _leave(number)
-        return result
+    entered: list[int | None] = []
+    if callable(closure):
+        closure = _gated(optimizer, closure, entered)
+    elif (number := _enter(optimizer)) == VETOED:
+        return None
+    else:
+        entered.append(number)
     try:
-        return _step(step, optimizer, _gated(optimizer, closure), args, kwargs)
+        result = _step(step, optimizer, closure, args, kwargs)
     except _Vetoed as veto:
         return veto.result
+    _leave(entered[0] if entered else None)  # a closure may have run several times, and the update comes behind the last
+    return result
 
 
 def _step(step: Callable[..., Any], optimizer: Any, closure: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -77,19 +79,15 @@ def _step(step: Callable[..., Any], optimizer: Any, closure: Any, args: tuple[An
         _steps_under_way -= 1
 
 
-def _gated(optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """The closure with the gate behind its first run; optimizers that run it again (LBFGS) have passed by then."""
-    first = True
+def _gated(optimizer: Any, closure: Callable[[], Any], entered: list[int | None]) -> Callable[[], Any]:
+    """The closure with the gate behind its first run; optimizers that run it again (LBFGS) have passed by then. `entered` gets the window's number."""
 
     def run() -> Any:
-        nonlocal first
         result = closure()
-        if first:
-            first = False
-            number = _enter(optimizer)
-            if number == VETOED:
+        if not entered:
+            entered.append(_enter(optimizer))
+            if entered[0] == VETOED:
                 raise _Vetoed(result)
-            _leave(number)
         return result
 
     return run

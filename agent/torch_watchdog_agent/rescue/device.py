@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
+from torch_watchdog_agent.streams import current_stream
+
 __all__ = ["DeviceGate", "abort_groups", "of_this_process", "to_host"]
 
 T = TypeVar("T")
@@ -45,7 +47,6 @@ class DeviceGate:
         self._address = int(self._page.data_ptr())
         self._words = (ctypes.c_int32 * 64).from_address(self._address)
         self._device, self._beside = device, torch.cuda.Stream(device)
-        self._current_stream = torch.cuda.current_stream
         self._updates_on = torch.cuda.current_stream(device)
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self.missed = False  # an update ran without the gate (a captured graph): from then on nothing is known
@@ -61,7 +62,7 @@ class DeviceGate:
         if self._is_capturing():
             self.missed = True
             return
-        self._updates_on = self._current_stream()
+        self._updates_on = current_stream()
         stream = self._updates_on.cuda_stream
         self._check(self._wait(stream, self._address + 4 * _GATE, 0, _WAIT_EQUAL))
         self._check(self._write(stream, self._address + 4 * _BEGUN, number, 0))
@@ -71,7 +72,7 @@ class DeviceGate:
 
     def _note(self, word: int, number: int) -> None:
         if not self._is_capturing():
-            self._check(self._write(self._current_stream().cuda_stream, self._address + 4 * word, number, 0))
+            self._check(self._write(current_stream().cuda_stream, self._address + 4 * word, number, 0))
 
     def _check(self, status: int) -> None:
         if status:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
-from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.checkpoint.rng import RngState, _cuda_states
 
 
 def draw() -> list[float]:
@@ -109,10 +110,51 @@ def test_capturing_imports_nothing_and_the_package_needs_no_torch() -> None:
 import sys
 import torch_watchdog_agent.checkpoint as checkpoint
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
-from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.checkpoint.rng import RngState, _cuda_states
 state = RngState.capture()
 state.restore()
 assert state.numpy is None and state.torch_cpu is None and not checkpoint.busy()
 assert not {"torch", "numpy"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+class OfADevice:
+    """What a CUDA generator says of itself, where there is none."""
+
+    def __init__(self) -> None:
+        self.offset, self.asked = 0, 0
+
+    def initial_seed(self) -> int:
+        return 7
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def get_state(self) -> tuple[int, int]:
+        self.asked += 1
+        return 7, self.offset
+
+
+def test_only_a_device_whose_generator_drew_is_asked_for_its_state() -> None:
+    first, second = generators = [OfADevice(), OfADevice()]
+    assert _cuda_states(generators) == _cuda_states(generators) == ((7, 0), (7, 0))
+    second.offset = 4
+    assert _cuda_states(generators) == ((7, 0), (7, 4))
+    assert (first.asked, second.asked) == (1, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_devices_generator_is_put_back_after_draws_and_after_a_seed() -> None:
+    torch.cuda.manual_seed_all(3)
+    torch.rand(8, device="cuda")
+    state, again = RngState.capture(), RngState.capture()
+    assert state.cuda[0] is again.cuda[0]
+    drawn = torch.rand(8, device="cuda").tolist()
+    moved = RngState.capture()
+    torch.cuda.manual_seed_all(4)
+    seeded = RngState.capture()
+    assert len({tuple(one.cuda[0].tolist()) for one in (state, moved, seeded)}) == 3
+    state.restore()
+    assert torch.rand(8, device="cuda").tolist() == drawn

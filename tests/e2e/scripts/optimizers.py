@@ -1,14 +1,17 @@
 """A two-rank training with optimizers that are not one plain step at the end: `optimizers.py NAME --bad INDEX`. Prints a digest of its parameters at the end.
 
 `zero`: state spread over the ranks, and a step inside a step. `lbfgs`: a closure that runs several times. `in_backward`: each parameter is updated as soon as
-its gradient is there. `two`: two optimizers take turns with the same batch, as in a GAN. With --never a step is left out by every rank.
+its gradient is there. `two`: two optimizers take turns with the same batch, as in a GAN. With --never a step is left out by every rank. With --dies
+rank 1 kills itself where it is about to compute its loss for the so-many-th time.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("kind", choices=["zero", "lbfgs", "in_backward", "two"])
     parser.add_argument("--bad", type=int)
     parser.add_argument("--never", type=int)
+    parser.add_argument("--dies", type=int)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -102,10 +106,16 @@ def main() -> None:
     if args.kind != "in_backward":
         model = nn.parallel.DistributedDataParallel(model)
     step = {"zero": zero, "lbfgs": lbfgs, "in_backward": in_backward, "two": two}[args.kind](model)
-    rows = Rows(args.bad)
+    rows, asked = Rows(args.bad), itertools.count(1)
+
+    def loss_of(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if next(asked) == args.dies and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.functional.cross_entropy(model(ids), labels)
+
     for number, (ids, labels) in enumerate(DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, shuffle=False))):
         if number != args.never:
-            step(lambda ids=ids, labels=labels: nn.functional.cross_entropy(model(ids), labels))
+            step(lambda ids=ids, labels=labels: loss_of(ids, labels))
         os.write(1, f"rank {dist.get_rank()} step {number}\n".encode())
     weights = b"".join(weight.detach().numpy().tobytes() for weight in model.parameters())
     os.write(1, f"weights {hashlib.sha256(weights).hexdigest()}\n".encode())

@@ -1,0 +1,14 @@
+"""An update is done when the optimizer's step is over: what a closure has run before it is not yet the update."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from listening import listen_to
+
+pytest.importorskip("torch")
+
+
+def test_a_step_is_told_as_done_when_its_weights_are_what_it_leaves_behind(folder: Path) -> None:
+    assert listen_to(folder, "closures.py").printed == {"plain": [True] * 3, "closure": [True] * 3, "lbfgs": [True] * 3}
