@@ -30,7 +30,7 @@ class AgentConfig:
     `scan_after`: the folder of an interrupted scan; `replay`: a
     recorded batch that takes the place of the first; `device_gate`: try to save from a GPU after a failure;
     `bundles`: keep the batches that were held or that a rank failed on; `watch_modules`: look at the output of every module, for a loss that is no number;
-    `watch_gradients`: compute the norm of the gradients in steps whose loop does not.
+    `watch_gradients`: compute the norm of the gradients in steps whose loop does not; `outlier_times`: of a batch, against the largest so far.
     """
 
     job: str
@@ -56,6 +56,7 @@ class AgentConfig:
     bundles: bool = True
     watch_modules: bool = False
     watch_gradients: bool = False
+    outlier_times: float = 10.0
 
     def to_env(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

@@ -98,8 +98,9 @@ class Rank:
             Lockstep, rings, identity, say=self.say, without="ranks in different collectives are not told apart before they hang"
         )
         self.guard = Guard(
-            say=self.say, on_refused=self.refused, on_noticed=self.notice, patient=bool(config.scan), watch_modules=config.watch_modules
-        )
+            say=self.say, on_refused=self.refused, on_noticed=self.notice, patient=bool(config.scan), watch_modules=config.watch_modules,
+            outlier_times=config.outlier_times,
+        )  # fmt: skip
         self.holds = Holds(self)
         self._unread = Unread(self.guard, say=self.say, found=self.holds.hold_late, change=config.policy != "observe")
         self.saver = Saver(self, leave=announce_leave)

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,9 @@ import httpx
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))
 from measuring import RESULTS, about, keep, percentile
+from ports import free_port
 
 HERE = Path(__file__).parent
 LOADERS = 2
@@ -267,12 +268,6 @@ class Profile:
             "own_percent": {name: round(100 * count / total, 1) for name, count in own.most_common(25)},
             "within_percent": {name: round(100 * count / total, 1) for name, count in within.most_common(45)},
         }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Any, timeout_s: float) -> None:

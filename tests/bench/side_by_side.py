@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,9 +28,11 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))
 
 from faulty_train import AT, CLEAN_STEPS, SAMPLE
 from measuring import RESULTS, about, keep
+from ports import free_port
 
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 FAULTS = ("bad label", "bad batch", "nan loss", "kill -9", "stopped")
@@ -244,12 +245,6 @@ def _costs(runs: dict[str, Any]) -> list[str]:
         if found and usual
     ]
     return ["Median step of clean runs, the ratio to torchrun's: " + ", ".join(told) + "."] if told else []
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 from catalogue import ANY, FAULTS, LASTING, PRECURSORS, Fault, clean_runs, launches, precursor_launches, settings_of
+from ports import free_port
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -126,10 +128,7 @@ def but_for_the_restart(plan: dict[str, Any], incidents: list[dict[str, Any]]) -
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_WATCHDOG", "PYTEST"))}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHON": str(BIN / "python"), "MASTER_PORT": port}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHON": str(BIN / "python"), "MASTER_PORT": str(free_port())}
 
 
 def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> dict[str, Any]:

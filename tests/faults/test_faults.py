@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from catalogue import FAULTS, clean_runs, launches, precursor_launches
-from run import but_for_the_restart, judged, run
+from run import but_for_the_restart, environment, judged, run
 
 
 def test_every_fault_is_met_once_a_seed() -> None:
@@ -25,6 +25,14 @@ def test_no_two_clean_runs_are_the_same_and_none_has_a_fault() -> None:
     assert len({str(plan) for plan in runs}) == 90
     assert [plan["restart"] for plan in runs if "restart" in plan] == ["preempted", "killed"] * 3
     assert not any("faults" in plan for plan in runs)
+
+
+def test_launches_beside_each_other_have_ports_of_their_own_that_the_kernel_gives_to_nobody() -> None:
+    """A port that was free for a moment was another launch's by the time the ranks listened at it: one launch of 189 trained nothing."""
+    ports = [int(environment()["MASTER_PORT"]) for _ in range(100)]
+    first_of_the_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ports)) == 100
+    assert max(ports) < first_of_the_kernel
 
 
 def incident(kind: str, rank: int | None, step: int) -> dict[str, Any]:

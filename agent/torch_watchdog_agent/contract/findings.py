@@ -17,7 +17,6 @@ from torch_watchdog_agent.contract.fits import Fits
 
 __all__ = ["Oddity", "Past", "Seen"]
 
-OUTLIER_FACTOR = 10
 OUTLIER_AFTER_BATCHES = 10
 OUTLIER_FROM_ELEMENTS = 4096
 MAX_WAITING = 64
@@ -59,8 +58,9 @@ class _Known:
 
 @dataclass(slots=True)
 class Seen:
-    """What each tensor of the batch was like so far."""
+    """What each tensor of the batch was like so far. `outlier_times`: as large as the largest so far, and a tensor is told."""
 
+    outlier_times: float = 10.0
     batches: int = 0
     _known: dict[str, _Known] = field(default_factory=dict)
     fits: Fits = field(default_factory=Fits)
@@ -83,11 +83,17 @@ class Seen:
         for key in news:
             known = self._known.get(key)
             if known is not None:
-                found += _odd(key, leaves[key], seen[key], known, self.batches)
+                found += _odd(key, leaves[key], seen[key], known) + self._far_larger(key, leaves[key], known)
         unfit = self.fits.unfit(leaves)
         if unfit is not None and unfit.is_of_a_mask:
             found.append(Oddity(kind="batch.shape", key=unfit.key, usual=unfit.other))
         return found
+
+    def _far_larger(self, key: str, tensor: torch.Tensor, known: _Known) -> list[Oddity]:
+        size = tensor.numel()
+        if self.batches >= OUTLIER_AFTER_BATCHES and size >= OUTLIER_FROM_ELEMENTS and size >= self.outlier_times * known.largest > 0:
+            return [Oddity(kind="batch.size_outlier", key=key, largest=known.largest)]
+        return []
 
     def past_of(self, key: str) -> Past | None:
         """None where nothing was seen of it, or no integers."""
@@ -150,7 +156,7 @@ class Seen:
                 known.low = low if known.low is None else min(known.low, low)
 
 
-def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known, batches: int) -> list[Oddity]:
+def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known) -> list[Oddity]:
     found = []
     if tensor.device not in known.devices and tensor.device.type == "meta":
         found.append(Oddity(kind="batch.device", key=key, usual="/".join(sorted(map(str, known.devices)))))
@@ -158,7 +164,4 @@ def _odd(key: str, tensor: torch.Tensor, seen: Extremes, known: _Known, batches:
         found.append(Oddity(kind="batch.dtype", key=key, usual=str(next(iter(known.dtypes))).removeprefix("torch.")))
     if not seen.finite and not known.not_finite:
         found.append(Oddity(kind="batch.not_finite", key=key))
-    size = tensor.numel()
-    if batches >= OUTLIER_AFTER_BATCHES and size >= OUTLIER_FROM_ELEMENTS and size >= OUTLIER_FACTOR * known.largest > 0:
-        found.append(Oddity(kind="batch.size_outlier", key=key, largest=known.largest))
     return found

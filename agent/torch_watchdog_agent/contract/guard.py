@@ -52,7 +52,8 @@ class Guard:
     """See the module. `say` prints a line for the user. `on_refused` is told of a violation before BadBatchError is raised; False lets the op run;
     `on_noticed` of a warning that a traced step gives rise to.
 
-    `patient`: reading may wait for its device at any time (a scan). `watch_modules`: look at every module's output.
+    `patient`: reading may wait for its device at any time (a scan). `watch_modules`: look at every module's output. `outlier_times`: as large as the
+    largest batch so far, and one is told of.
     `is_elsewhere` and `mailbox` are the device, for tests without one.
     """
 
@@ -64,11 +65,12 @@ class Guard:
         on_noticed: Callable[[Violation], None] = lambda _: None,
         patient: bool = False,
         watch_modules: bool = False,
+        outlier_times: float = 10.0,
         is_elsewhere: Callable[[torch.Tensor], bool] = is_on_device,
         mailbox: Mailbox | None = None,
     ) -> None:
         self._say, self._patient, self._is_elsewhere, self._mailbox = say, patient, is_elsewhere, mailbox or Mailbox()
-        self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(), Scalars()
+        self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(outlier_times=outlier_times), Scalars()
         self._tracer = Tracer(self._names, self._contract, on_refused, on_noticed)
         self._plans: dict[tuple[Signature, frozenset[str]], tuple[int, Plan, DeviceChecks]] = {}
         self._usual: dict[tuple[Signature, frozenset[str]], Checked] = {}

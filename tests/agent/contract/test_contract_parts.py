@@ -321,6 +321,9 @@ def test_only_what_was_never_so_before_is_odd() -> None:
         assert look(torch.ones(8, 40)) == []
     assert look(torch.ones(8, 400)) == []
     assert look(torch.ones(8, 4000)) == ["batch.size_outlier"]
+    assert look(torch.ones(8, 16000)) == []
+    seen.outlier_times = 3.0
+    assert look(torch.ones(8, 48000)) == ["batch.size_outlier"]
 
 
 # Counts

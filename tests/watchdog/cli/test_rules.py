@@ -97,6 +97,38 @@ def test_the_list_and_a_rule_show_the_thresholds_that_are_set(recorded: Path) ->
     assert "off" in line
 
 
+def test_of_what_is_always_watched_the_numbers_that_one_may_set_are_shown_as_they_are_set(recorded: Path) -> None:
+    config = recorded / "watchdog.toml"
+    config.write_text("[rules.hang]\nshortest_s = 60\n[rules.loss_not_finite]\nin_a_row = 8\n[rules.size_outlier]\ntimes = 4\n")
+    shown = run("show", "rank.hang", "--config", str(config)).output
+    assert "[rules.hang]" in shown
+    assert "shortest_s = 60" in " ".join(shown.split())
+    assert "of_timeout = 0.8" in " ".join(shown.split())
+    always = {one["name"]: one.get("settings") for one in json.loads(run("list", "--config", str(config), "--json").output)["always"]}
+    assert (always["loss_not_finite"], always["size_outlier"], always["rank_failed"]) == ({"in_a_row": 8}, {"times": 4}, None)
+
+
+@pytest.mark.parametrize(
+    "setting", ["hang]\nshortest_s = 1", "hang]\nenabled = false", "loss_not_finite]\nin_a_row = 0", "size_outlier]\ntimes = 1"]
+)
+def test_a_number_that_would_stop_healthy_jobs_is_refused(recorded: Path, setting: str) -> None:
+    assert isinstance(judge_file(recorded, f"{SPIKE}\n[rules.{setting}\n").exception, ConfigError)
+
+
+def test_a_scaler_that_may_look_for_longer_is_judged_by_what_is_set(tmp_path: Path) -> None:
+    """Six losses in a row that are infinite, under a GradScaler."""
+    files = JobFiles(tmp_path / "runs" / "job")
+    for step in range(20):
+        loss = float("inf") if 8 <= step < 14 else 1.0
+        blocks = tuple(dataclasses.replace(block(rank, step), loss=(loss,), scale=(1024.0,)) for rank in range(2))
+        files.append_report("node", "session", NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, blocks=blocks))
+    files.close()
+    (tmp_path / "runs" / "job" / "job.json").write_text("{}")
+    expected = SPIKE.replace("loss.spike", "loss.not_finite").replace("rank = 1", "")
+    assert judge_file(tmp_path, expected).output == "ok: 1 findings, as expected\n"
+    assert judge_file(tmp_path, 'run = "runs/job"\n[rules.loss_not_finite]\nin_a_row = 8\n').output == "ok: silent, as expected\n"
+
+
 def test_a_rule_that_is_not_there_is_said(recorded: Path) -> None:
     assert "there is no rule 'nix'" in str(run("show", "nix").exception)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from torch_watchdog.job.hangs import ANSWER_S, SHORTEST_S, HangWatch, Hung
+from torch_watchdog.job.hangs import ANSWER_S, HangWatch, Hung
 from torch_watchdog.job.standstill import AWAY
+from torch_watchdog.rules.limits import HangLimits, limits_of
 from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import GroupCalls, Looked
 
@@ -14,7 +15,7 @@ class Run:
     """Two ranks that made a step a second, and then none; `look` asks them and gives their answers."""
 
     def __init__(self, step_s: float = 1.0, timeout_s: float = 600.0) -> None:
-        self.watch, self.now, self.timeout_s, self.generation = HangWatch(), 0.0, timeout_s, 0
+        self.watch, self.now, self.timeout_s, self.generation = HangWatch({}), 0.0, timeout_s, 0
         for _ in range(10):
             self.now += step_s
             self.watch.progressed(self.now)
@@ -36,14 +37,34 @@ class Run:
 
 def test_nobody_is_asked_before_a_standstill_is_unusual() -> None:
     run = Run(step_s=0.01)
-    assert not run.watch.should_ask(run.now + SHORTEST_S - 1)
-    assert run.watch.should_ask(run.now + SHORTEST_S)
+    assert not run.watch.should_ask(run.now + HangLimits().shortest_s - 1)
+    assert run.watch.should_ask(run.now + HangLimits().shortest_s)
     slow = Run(step_s=30)
     assert not slow.watch.should_ask(slow.now + 250)
 
 
+def test_how_long_a_standstill_may_be_and_when_a_rank_counts_as_hung_are_the_sites_own() -> None:
+    usual, patient = Run(step_s=0.01), Run(step_s=0.01)
+    patient.watch = HangWatch({"hang": {"shortest_s": 100, "of_timeout": 0.5}})
+    for _ in range(10):
+        patient.now += 0.01
+        patient.watch.progressed(patient.now)
+    assert usual.watch.should_ask(usual.now + 10) and not patient.watch.should_ask(patient.now + 99)
+    first = patient.look(waits=(0,), elsewhere=(1,))
+    assert first is not None and not first.sure
+    patient.now += 200  # 303 s of 600
+    second = patient.look(waits=(0,), elsewhere=(1,))
+    assert second is not None and second.sure
+
+
+def test_what_a_daemon_is_told_wrongly_changes_no_limit() -> None:
+    """The launch has checked them; whoever speaks another version has not."""
+    for wrong in ({"hang": {"shortest_s": -1}}, {"hang": 3}, {"hang": {"new": 1}}, {"hang": {"shortest_s": "10"}}):
+        assert limits_of(HangLimits, wrong) == HangLimits()
+
+
 def test_the_first_steps_teach_before_anything_is_unusual() -> None:
-    watch = HangWatch()
+    watch = HangWatch({})
     watch.progressed(0.0)
     watch.progressed(1.0)
     assert watch.deadline is None

@@ -61,7 +61,7 @@ class Job:
     """Two ranks and a clock that ticks four times a second, as the daemon's; what is asked is answered from `stacks`, by rank; None: waits in a collective."""
 
     def __init__(self) -> None:
-        self.watch, self.now, self.asked, self.told = HangWatch(), 0.0, 0, list[Hung]()
+        self.watch, self.now, self.asked, self.told = HangWatch({}), 0.0, 0, list[Hung]()
 
     def steps(self, lengths: list[float]) -> None:
         for length in lengths:

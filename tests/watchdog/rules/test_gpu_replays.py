@@ -1,4 +1,4 @@
-"""NVML's samples as an H100 gave them (tests/gpu/results), played again with ranks on the cards, and with the faults that nobody can cause on purpose."""
+"""NVML's samples as H100s and H200s gave them (tests/gpu/results), played again with ranks on the cards, and with faults that nobody can cause on purpose."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def played(load: dict[str, Any], *faults: dict[str, Any], gpu: str, repeat: int)
 
 def ids(load: dict[str, Any]) -> str:
     return str(load["CUDA_VISIBLE_DEVICES"])[:12]
+
+
+def test_the_newest_recording_answers_every_question_of_a_sample_and_agrees_with_nvidia_smi() -> None:
+    """The first one was made before most questions were asked, and counted what the driver keeps for itself as used."""
+    newest = max((json.loads(path.read_text()) for path in RECORDED), key=lambda one: one["machine"]["date"])
+    assert newest["agrees with nvidia-smi"] and newest["every load on the right card"]
+    for load in newest["loads"]:
+        for recorded in load["samples"]:
+            assert recorded.keys() == KNOWN
+            assert [name for name, value in recorded.items() if value is None or value == ""] == []
 
 
 @pytest.mark.parametrize("load", LOADS, ids=ids)

@@ -16,7 +16,7 @@ NAN = math.nan
 
 
 def verdict(*blocks: StepBlock, seen: int = 9, ranks: int = 2) -> Divergence | None:
-    watch = LossWatch()
+    watch = LossWatch({})
     for one in blocks:
         watch.see(one, now=0.0)
     return watch.verdict(dict.fromkeys(range(ranks), seen), now=0.1, at_end=False)

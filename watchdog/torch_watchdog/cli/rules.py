@@ -17,7 +17,8 @@ from torch_watchdog.job.replay import judged_again
 from torch_watchdog.knowledge import xid_codes
 from torch_watchdog.rules.always import ALWAYS
 from torch_watchdog.rules.catalogue import check_settings, rules_with, settings_of
-from torch_watchdog.rules.sign import Rule
+from torch_watchdog.rules.limits import LIMITS, limits_of
+from torch_watchdog.rules.sign import About, Rule
 from torch_watchdog.store.read import read_reports
 
 __all__ = ["command"]
@@ -37,11 +38,11 @@ def command() -> None:
 @json_option
 @click.pass_context
 def list_rules(context: click.Context, /, as_json: bool, **_: object) -> None:
-    """Every rule: the kind of its incidents, what it watches. `always`: it has no threshold that one could set."""
+    """Every rule: the kind of its incidents, what it watches. `always`: it cannot be turned off."""
     changes = settings(context).rules
     rules = rules_with(xid_codes())
     if as_json:
-        print_json({"rules": [_facts(rule, changes) for rule in rules], "always": [dataclasses.asdict(about) for about in ALWAYS]})
+        print_json({"rules": [_facts(rule, changes) for rule in rules], "always": [_always_facts(about, changes) for about in ALWAYS]})
         return
     rows = [
         (rule.about.name, rule.about.kind, rule.about.severity, "on" if settings_of(rule, changes).enabled else "off", rule.about.watches)
@@ -59,7 +60,7 @@ def list_rules(context: click.Context, /, as_json: bool, **_: object) -> None:
 def show(context: click.Context, /, name: str, as_json: bool, **_: object) -> None:
     """One rule, or all that give a kind: thresholds as they are set here, what it says, what follows."""
     changes = settings(context).rules
-    always = [dataclasses.asdict(about) for about in ALWAYS if name in (about.name, about.kind)]
+    always = [_always_facts(about, changes) for about in ALWAYS if name in (about.name, about.kind)]
     if always:
         _show_always(always, as_json=as_json)
         return
@@ -72,11 +73,15 @@ def show(context: click.Context, /, name: str, as_json: bool, **_: object) -> No
     if as_json:
         print_json(facts)
         return
-    thresholds = facts.pop("settings")
-    print_facts(facts)
-    print(f"\n[rules.{name}]")
-    print_facts({f"{key} =": str(value).lower() if isinstance(value, bool) else value for key, value in thresholds.items()})
-    print_text(f"\n{' '.join((rules[name].settings.__doc__ or '').split())}")
+    _print_with_settings(facts, rules[name].settings)
+
+
+def _print_with_settings(facts: Mapping[str, Any], settings: type[Any]) -> None:
+    """As one would write them into watchdog.toml."""
+    print_facts({key: value for key, value in facts.items() if key != "settings"})
+    print(f"\n[rules.{facts['name']}]")
+    print_facts({f"{key} =": str(value).lower() if isinstance(value, bool) else value for key, value in facts["settings"].items()})
+    print_text(f"\n{' '.join((settings.__doc__ or '').split())}")
 
 
 def _show_always(always: Sequence[dict[str, Any]], *, as_json: bool) -> None:
@@ -85,7 +90,10 @@ def _show_always(always: Sequence[dict[str, Any]], *, as_json: bool) -> None:
         return
     for number, facts in enumerate(always):
         print("\n" * bool(number), end="")
-        print_facts(facts)
+        if "settings" in facts:
+            _print_with_settings(facts, LIMITS[facts["name"]])
+        else:
+            print_facts(facts)
 
 
 @command.command("test")
@@ -136,6 +144,12 @@ def _read_test(file: Path) -> tuple[Path, Mapping[str, Any], Sequence[Mapping[st
 def _meets(incident: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     rank = incident["origin"]["rank"]
     return bool(incident["kind"] == expected["kind"] and expected.get("rank", rank) == rank)
+
+
+def _always_facts(about: About, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` only where there is something to set."""
+    limits = LIMITS.get(about.name)
+    return dataclasses.asdict(about) | ({} if limits is None else {"settings": dataclasses.asdict(limits_of(limits, changes))})
 
 
 def _facts(rule: Rule, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Owns one attempt, and nothing of the one before it leaks in: a restart of the la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ _RETRY_S = 1.0  # for an order of a rule that could not be given at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What outlives an attempt. `away`: nodes that cannot be reached."""
+    """What outlives an attempt. `away`: nodes that cannot be reached. `rules`: thresholds that the launch changes."""
 
     policy: m.Policy
     checkpoints_dir: str
@@ -44,6 +44,7 @@ class Shared:
     casebook: Casebook
     log: EventLog
     away: set[str]
+    rules: Mapping[str, Any]
 
 
 class Attempt:
@@ -56,13 +57,12 @@ class Attempt:
         self.ending = Ending()
         self._shared = shared
         self._coordinator: Coordinator | None = None
-        self._losses, self._failures, self._pace, self._hangs = LossWatch(), FailureWatch(), PaceWatch(), HangWatch()
+        self._losses, self._hangs = LossWatch(shared.rules), HangWatch(shared.rules)
+        self._failures, self._pace = FailureWatch(), PaceWatch()
         self._rescues = Rescues(checkpoints_dir=shared.checkpoints_dir, grace_s=shared.grace_s, allowed=shared.policy != "observe")
         self._first: FirstFailure | None = None  # named; its rescue is still under way
         self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
-        self._retry_at = 0.0
-        self._preempted = False
-        self._stacks = ""
+        self._retry_at, self._preempted, self._stacks = 0.0, False, ""
 
     def deadline(self) -> float | None:
         """When a `tick` is due at the latest."""

@@ -8,23 +8,22 @@ gives up; or all wait, and not in the same collectives. Pure: `now` is an argume
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from torch_watchdog.job.first_failure import ASKED_FOR_S
 from torch_watchdog.job.standstill import AWAY, Place, Split, elsewhere, silence, split
+from torch_watchdog.rules.limits import HangLimits, limits_of
 from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import Looked
 
 __all__ = ["HangWatch", "Hung"]
 
-SHORTEST_S = 10.0  # no standstill is shorter, however fast the steps
-STEPS = 10  # so many usual steps long
 NUM_KEPT = 64
 MIN_GAPS = 3  # the first step compiles and opens what it needs: nothing is learned before
 ANSWER_S = 3.0
-PART_OF_TIMEOUT = 0.8  # of the process groups' own: after it the job dies anyway, without a word of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +45,10 @@ class Hung:
 
 
 class HangWatch:
-    """One attempt. The caller asks the ranks when `should_ask` says so, and gives the answers back."""
+    """One attempt. The caller asks the ranks when `should_ask` says so, and gives the answers back. `rules`: thresholds that the launch changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Mapping[str, Any]) -> None:
+        self._limits = limits_of(HangLimits, rules)
         self._gaps_s: deque[float] = deque(maxlen=NUM_KEPT)
         self._last: float | None = None
         self._generation = 0
@@ -80,7 +80,8 @@ class HangWatch:
         return max(self._last + self._unusual_s(), self._ask_again_at)
 
     def _unusual_s(self) -> float:
-        return max(SHORTEST_S, STEPS * median(self._gaps_s), 2 * max(self._gaps_s))
+        limits = self._limits
+        return max(limits.shortest_s, limits.steps * median(self._gaps_s), limits.longest * max(self._gaps_s))
 
     def should_ask(self, now: float) -> bool:
         return self._asked_at is None and self.deadline is not None and now >= self.deadline
@@ -116,7 +117,7 @@ class HangWatch:
         self._asked_at, asked_before = None, self._stopped_before
         self._stopped_before = frozenset(rank for rank in self._asked if self._state(rank) in ("T", AWAY))
         self._ask_again_at = now + self._unusual_s() / 2
-        sure_at = self._last + PART_OF_TIMEOUT * self._timeout_s()
+        sure_at = self._last + self._in_time_s()
         if sure_at > now:  # not a look that comes to its verdict after the collectives have given up
             self._ask_again_at = min(self._ask_again_at, max(now, sure_at - ANSWER_S))
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
@@ -143,15 +144,16 @@ class HangWatch:
 
     def _told_once(self, hung: Hung, stood_s: float) -> Hung | None:
         """Again only where it has become sure: at the latest before the collectives give up."""
-        hung = replace(hung, sure=hung.sure or stood_s >= PART_OF_TIMEOUT * self._timeout_s())
+        hung = replace(hung, sure=hung.sure or stood_s >= self._in_time_s())
         if self._told and not hung.sure:
             return None
         self._told = True
         return hung
 
-    def _timeout_s(self) -> float:
-        """Of the process groups, as the ranks have answered."""
-        return min((answer.timeout_s for answer in self._answers.values() if answer.timeout_s > 0), default=float("inf"))
+    def _in_time_s(self) -> float:
+        """After the process groups' own timeout, as the ranks have answered it, the job dies anyway, without a word of ours."""
+        timeout_s = min((answer.timeout_s for answer in self._answers.values() if answer.timeout_s > 0), default=float("inf"))
+        return self._limits.of_timeout * timeout_s
 
     def _since(self, stood_s: float) -> str:
         return f"no step for {stood_s:.0f} s, where one is usual every {median(self._gaps_s):.2g} s"

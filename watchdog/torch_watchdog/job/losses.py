@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from torch_watchdog.rules.loss import IN_A_ROW_WITH_SCALER, Divergence, NotFinite, first_of, not_finite, patience_s, training_losses
+from torch_watchdog.rules.limits import LossLimits, limits_of
+from torch_watchdog.rules.loss import Divergence, NotFinite, first_of, not_finite, patience_s, training_losses
 from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["LossWatch"]
 
 
 class LossWatch:
-    """One attempt's losses that are NaN or infinite."""
+    """One attempt's losses that are NaN or infinite. `rules`: thresholds that the launch changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Mapping[str, Any]) -> None:
+        self._in_a_row = limits_of(LossLimits, rules).in_a_row
         self._found: list[NotFinite] = []
         self._since: float | None = None
         self._fired = False
@@ -64,8 +67,8 @@ class LossWatch:
         for loss in training_losses(block):
             if math.isfinite(loss.loss):
                 row.clear()
-            elif len(row) < IN_A_ROW_WITH_SCALER:
+            elif len(row) < self._in_a_row:
                 row.append(loss)
-            if len(row) == IN_A_ROW_WITH_SCALER:
+            if len(row) == self._in_a_row:
                 found = found or list(row)
         return found

@@ -28,6 +28,7 @@ from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
 from torch_watchdog.launch.summary import JobEnd, as_typed
 from torch_watchdog.launch.unsaid import PATIENCE_S, hand_in, leave_note
+from torch_watchdog.rules.limits import SizeLimits, limits_of
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_agent.config import AgentConfig
@@ -221,6 +222,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         bundles=config.bundles,
         watch_modules=config.watch_modules,
         watch_gradients=config.watch_gradients,
+        outlier_times=limits_of(SizeLimits, config.rules).times,
     )
 
 

@@ -1,6 +1,7 @@
-"""What is judged in every run without a threshold that one could set: what a batch, a loss or a failing rank is found to be.
+"""What is judged in every run and cannot be turned off: what a batch, a loss or a failing rank is found to be.
 
-Owns their words for `watchdog rules`. The judgement is the guard's in the rank (`batch.*`), `loss.py`'s and `death.py`'s, because orders follow from it.
+Owns their words for `watchdog rules`; the numbers that one may set are in `limits.py`. The judgement is the guard's in the rank (`batch.*`), `loss.py`'s
+and `death.py`'s, because orders follow from it.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from torch_watchdog.rules import (
     straggler,
     supervision,
 )
+from torch_watchdog.rules.limits import LIMITS
 from torch_watchdog.rules.settings import changed
 from torch_watchdog.rules.sign import Rule
 from torch_watchdog.rules.xid import XidCode
@@ -61,13 +62,13 @@ def settings_of(rule: Rule, changes: Mapping[str, Mapping[str, Any]]) -> Any:
 
 def check_settings(changes: Mapping[str, Any]) -> None:
     """Raises ValueError where a table of `[rules]` names no rule, or a setting is not what it must be."""
-    known = {rule.about.name: rule for rule in rules_with({})}
+    known = {rule.about.name: rule.settings for rule in rules_with({})} | dict(LIMITS)
     for name, values in changes.items():
         if name not in known:
             raise ValueError(f"names no rule {name!r}; known are {', '.join(known)}")
         if not isinstance(values, Mapping):
             raise ValueError(f"{name} must be a table of settings, not {values!r}")  # noqa: TRY004 - all that is wrong is one kind here
         try:
-            settings_of(known[name], changes)
+            changed(known[name], values)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None

@@ -6,29 +6,32 @@ Owns the reading of StepBlocks, and the joining of a step with its batches, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from torch_watchdog.rules.windows import Floats, Ints
 from torch_watchdog_proto.messages import StepBlock, TensorColumns
 
-__all__ = ["Columns", "Joined", "KeyRows"]
+__all__ = ["Columns", "Joined", "KeyRows", "Stretch"]
 
 _STEP_BITS = 36  # of a row and a step in one number, which a float holds exactly
+_STRETCH = 8  # batches of each rank between two looks of a rule that sees only the newest: shorter than any window of theirs
 _MAX_OPEN = 8  # steps that wait for their micro-steps: a loss from a GPU comes after its gate
 
 
 class KeyRows:
     """One tensor of the batch, in all blocks."""
 
-    __slots__ = ("_highs", "_kept", "_places", "bound_high")
+    __slots__ = ("_arrays", "_highs", "_kept", "_places", "bound_high")
 
     def __init__(self) -> None:
         self.bound_high: float | None = None
+        self._arrays: tuple[Ints, Floats, Floats] | None = None
         self._places: list[int] = []
         self._highs: list[float] = []
         self._kept: list[float] = []
@@ -46,8 +49,10 @@ class KeyRows:
         self._kept += [1.0 - ignored / (count or 1) for ignored, count in zip(columns.ignored, elements, strict=True)]
 
     def arrays(self) -> tuple[Ints, Floats, Floats]:
-        """Places among the batches, highest values, shares that are not ignored."""
-        return np.array(self._places, np.int64), np.array(self._highs), np.array(self._kept)
+        """Places among the batches, highest values, shares that are not ignored. Once all was taken."""
+        if self._arrays is None:
+            self._arrays = np.array(self._places, np.int64), np.array(self._highs), np.array(self._kept)
+        return self._arrays
 
 
 class Columns:
@@ -100,6 +105,17 @@ class Columns:
         table = np.array(told, float).reshape(-1, 6)
         return table[:, 0].astype(np.int64), tuple(table.T[1:])
 
+    def stretches(self, most: int) -> Iterator[Stretch]:
+        """All of it in the order of its steps, about `_STRETCH` batches of each rank at a time, in no more than `most` parts."""
+        counted = int(np.bincount(self.rows).max()) if len(self.rows) else 0
+        parts = min(most, -(-counted // _STRETCH))
+        if parts <= 1:
+            yield Stretch(self, first=-math.inf, last=math.inf)
+            return
+        first, width = int(self.steps.min()), -(-(int(np.ptp(self.steps)) + 1) // parts)
+        edges = [-math.inf, *(float(first + width * part) for part in range(1, parts)), math.inf]
+        yield from (Stretch(self, first=first, last=last) for first, last in pairwise(edges))
+
     def _flat(self, name: str, counts: Ints) -> Floats:
         """A column of all blocks. One that an older node process does not send is all zeros."""
         columns = list(map(attrgetter(name), self._blocks))
@@ -123,6 +139,35 @@ class Columns:
                 elif key in watched or _may_be_watched(columns, highs=highs):
                     keys[key] = KeyRows()
                     keys[key].take(columns, elements, begin)
+
+
+class Stretch:
+    """The batches and gates of the steps from `first` on and before `last`."""
+
+    __slots__ = ("_columns", "_first", "_last")
+
+    def __init__(self, columns: Columns, *, first: float, last: float) -> None:
+        self._columns, self._first, self._last = columns, first, last
+
+    def trained(self, values: Floats) -> tuple[Ints, Floats]:
+        """Rows and values of the trained batches that have one: a column of `columns`, in which 0 is none."""
+        there = self._holds(self._columns.steps) & (values > 0)
+        return self._columns.rows[there], values[there]
+
+    def batches_of(self, key: KeyRows) -> tuple[Ints, Floats, Floats, Floats]:
+        """Rows, steps, highest values and kept shares of one tensor of the trained batches."""
+        columns = self._columns
+        at, high, kept = key.arrays()
+        there = self._holds(columns.all_steps[at]) & ~columns.evaluation[at] & ~np.isnan(high)
+        return columns.all_rows[at[there]], columns.all_steps[at[there]].astype(float), high[there], kept[there]
+
+    def gates(self) -> tuple[Ints, Ints]:
+        """Rows and steps."""
+        there = self._holds(self._columns.step)
+        return self._columns.step_rows[there], self._columns.step[there]
+
+    def _holds(self, steps: Ints) -> Any:
+        return (steps >= self._first) & (steps < self._last)
 
 
 def _may_be_watched(columns: TensorColumns, *, highs: bool) -> bool:

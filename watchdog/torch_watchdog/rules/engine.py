@@ -68,12 +68,15 @@ class Engine:
         with np.errstate(
             all="ignore"
         ):  # where a rank has no number yet there is NaN; a word of numpy's on somebody's terminal helps nobody
-            self._view.take_waiting()
-            findings = [finding for watched in self._watched for finding in watched.look(self._view, now)]
+            findings = [finding for _ in self._view.take_waiting() for finding in self._looks(now, each_stretch=True)]
+            findings += self._looks(now, each_stretch=False)
         self._view.looked()
         if any(watched.is_waiting for watched in self._watched):
             self._next = now + self._interval_s
         return tuple(findings)
+
+    def _looks(self, now: float, *, each_stretch: bool) -> list[Finding]:
+        return [finding for watched in self._watched if watched.each_stretch == each_stretch for finding in watched.look(self._view, now)]
 
     def _wake(self, now: float) -> None:
         if self._next is None:
@@ -95,6 +98,10 @@ class _Watched:
     @property
     def name(self) -> str:
         return self._rule.about.name
+
+    @property
+    def each_stretch(self) -> bool:
+        return self._rule.each_stretch
 
     @property
     def is_waiting(self) -> bool:

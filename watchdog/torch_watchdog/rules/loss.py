@@ -14,7 +14,6 @@ from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["Divergence", "NotFinite", "first_of", "not_finite", "patience_s", "training_losses"]
 
-IN_A_ROW_WITH_SCALER = 4  # a GradScaler skips a step that overflows, and finds a lower scale: once or twice is how it works
 _AFTER_ALL_LOSSES = 1 << 31  # the place of a gradient among the micro-steps of its step
 
 _PATIENCE_S = 2.0  # for the reports of the other ranks, which may tell of an earlier step

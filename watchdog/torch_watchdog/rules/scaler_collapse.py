@@ -75,4 +75,4 @@ def _fallen(view: View, settings: Settings) -> list[_Fall]:
     return found
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True)

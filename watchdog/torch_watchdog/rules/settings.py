@@ -25,11 +25,13 @@ class Timing:
 
 def changed(cls: type[Any], values: Mapping[str, Any]) -> Any:
     """The rule's settings with these values. Raises ValueError with what was expected."""
-    known = {field.name: field.default for field in dataclasses.fields(cls)}
+    known = {field.name: field for field in dataclasses.fields(cls)}
     for name, value in values.items():
         if name not in known:
             raise ValueError(f"has no setting {name!r}; known are {', '.join(sorted(known))}")
-        _check(name, value, known[name])
+        _check(name, value, known[name].default)
+        if (least := known[name].metadata.get("least", 0)) > value:
+            raise ValueError(f"{name} must be at least {least}, not {value!r}")
     return cls(**values)
 
 

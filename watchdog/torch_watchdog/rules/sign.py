@@ -53,8 +53,13 @@ Judge: TypeAlias = "Callable[[View, Any], Iterable[Sign]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule. `settings` is its dataclass of thresholds, with `enabled`, `hold_s` and `keep_s` among them; `judge` a pure function over what was seen."""
+    """One rule. `settings` is its dataclass of thresholds, with `enabled`, `hold_s` and `keep_s` among them; `judge` a pure function over what was seen.
+
+    `each_stretch`: what it sees of batches may be over before a second is, where steps are short: it looks after every few batches. So must be whoever sees
+    only the newest and tells at once.
+    """
 
     about: About
     settings: type[Any]
     judge: Judge
+    each_stretch: bool = False

@@ -5,11 +5,11 @@ Owns the ranks' rows, and what has come since the look before. Pure. Memory and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from torch_watchdog.rules.columns import Columns, Joined, KeyRows
+from torch_watchdog.rules.columns import Columns, Joined, KeyRows, Stretch
 from torch_watchdog.rules.windows import Floats, Ints, Windows, grown, medians
 from torch_watchdog_proto.messages import GpuSample, StepBlock
 
@@ -21,6 +21,8 @@ TIMED = 32  # steps of which the times are kept
 MEMORY = 48  # readings of the allocator
 _MAX_KEYS = 16
 _MAX_WAITING = 4096  # blocks: those of the largest jobs are taken in several times between two looks
+_MOST_STRETCHES = 32  # within one look: what it costs stays a few milliseconds
+_STRETCHED_RANKS = 8192  # of all stretches of a look together: a look costs by the rank
 _MAX_FRESH = 1 << 22  # losses of all ranks between two looks
 
 
@@ -84,7 +86,8 @@ class View:
     def take_block(self, block: StepBlock) -> None:
         self._waiting.append(block)
         if len(self._waiting) >= _MAX_WAITING:
-            self.take_waiting()
+            for _ in self.take_waiting():
+                pass
 
     def take_gpu(self, node: str, sample: GpuSample) -> None:
         name = _plain(sample.uuid)
@@ -92,10 +95,11 @@ class View:
             self.gpus[name] = GpuStream(node, sample)
         self.gpus[name].take(sample)
 
-    def take_waiting(self) -> None:
-        """All that has come, column by column."""
+    def take_waiting(self) -> Iterator[None]:
+        """Takes all that has come. Stops after every few batches of each rank, for the rules whose sign may be over when all is taken."""
         blocks, self._waiting = self._waiting, []
         if not blocks:
+            yield
             return
         row_of = [self._row(block) for block in blocks]
         self._take_tokens(row_of, blocks)
@@ -103,14 +107,20 @@ class View:
         self.step = grown(self.step, len(self.ranks), 0)
         self.first_loss = grown(self.first_loss, len(self.ranks), np.nan)
         self.first_loader_s = grown(self.first_loader_s, len(self.ranks), np.nan)
+        for stretch in columns.stretches(max(1, min(_MOST_STRETCHES, _STRETCHED_RANKS // len(self.ranks)))):
+            self._take_stretch(stretch, columns)
+            yield
         self._take_losses(columns)
-        self.scales.add(columns.rows[columns.scale > 0], columns.scale[columns.scale > 0])
-        self.reach.add(columns.rows[columns.reach > 0], columns.reach[columns.reach > 0])
-        for key, rows in columns.keys.items():
-            self._take_key(key, rows, columns)
-        self.step[columns.step_rows] = columns.step
         self._take_times(columns)
         self._take_memory(columns)
+
+    def _take_stretch(self, stretch: Stretch, columns: Columns) -> None:
+        self.scales.add(*stretch.trained(columns.scale))
+        self.reach.add(*stretch.trained(columns.reach))
+        for key, told in columns.keys.items():
+            self._take_key(key, told, stretch)
+        rows, steps = stretch.gates()
+        self.step[rows] = steps
 
     def _take_tokens(self, rows: Sequence[int], blocks: Sequence[StepBlock]) -> None:
         self.tokens_of = grown(self.tokens_of, len(self.ranks), 0)
@@ -174,18 +184,16 @@ class View:
             self.losses.widen(room)
             self.loss_steps.widen(room)
 
-    def _take_key(self, key: str, told: KeyRows, columns: Columns) -> None:
+    def _take_key(self, key: str, told: KeyRows, stretch: Stretch) -> None:
         if key not in self.keys and len(self.keys) >= _MAX_KEYS:
             return
         stream = self.keys.setdefault(key, KeyStream())
         stream.bound_high = told.bound_high if told.bound_high is not None else stream.bound_high
-        rows, high, kept = told.arrays()
-        known = ~columns.evaluation[rows] & ~np.isnan(high)
-        rows = rows[known]
-        stream.steps.add(columns.all_rows[rows], columns.all_steps[rows].astype(float))
-        stream.kept.add(columns.all_rows[rows], kept[known])
+        rows, steps, highs, kept = stretch.batches_of(told)
+        stream.steps.add(rows, steps)
+        stream.kept.add(rows, kept)
         if self._watches_highs:
-            stream.highs.add(columns.all_rows[rows], high[known])
+            stream.highs.add(rows, highs)
 
     def _take_times(self, columns: Columns) -> None:
         rows, whole_s, backward_s, loader_s, forward_s, size = self._joined.finished(columns, self.step)
