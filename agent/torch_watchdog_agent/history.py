@@ -49,6 +49,7 @@ class History:
         self._losses: list[tuple[Any, int]] = []  # of the backwards since the last fetch, each with the forward's time
         self._last_gate_ns = time.monotonic_ns()
         self._handed_ns = self._backward_since_ns = self._backward_ns = 0
+        self.update_since_ns = 0  # set at the gate, where the update begins
         self._copies, self._memory = Copies(2 * _MAX_PENDING_LOSSES), Memory()
         self._norms, self._scales, self._scale = Newest(), Newest(), 0.0
         self._was_told_norm, self._made_norm = False, None  # the second: a tensor, of this step so far
@@ -203,6 +204,7 @@ class History:
     def step_done(self, step: int, *, vetoed: bool) -> None:
         now_ns = time.monotonic_ns()
         self.flush()
+        update_ns = now_ns - self.update_since_ns if self.update_since_ns else 0
         if self._recorder is not None:
             norm, memory = self._norms.take() if self._signs else None, self._memory.figures(now_ns)
             self._recorder.write(
@@ -210,13 +212,13 @@ class History:
                     StepDone,
                     (
                         step, time.time_ns(), now_ns - self._last_gate_ns, self._loop.trained_on, memory.allocated, memory.reserved, memory.peak,
-                        vetoed, self._loop.updates_applied, self._backward_ns, -1.0 if norm is None else norm, memory.retries,
+                        vetoed, self._loop.updates_applied, self._backward_ns, -1.0 if norm is None else norm, memory.retries, update_ns,
                     ),
                 )
             )  # fmt: skip
             if self._memory.uuid or self._tokens or self._has_shards:
                 self._name_again(self._recorder, step)
-        self._last_gate_ns, self._backward_ns, self._made_norm = now_ns, 0, None
+        self._last_gate_ns, self._backward_ns, self.update_since_ns, self._made_norm = now_ns, 0, 0, None
 
     def _name_again(self, recorder: Recorder, step: int) -> None:
         """The GPU, which is known some steps after the first, the tokenizer, and of what the norms are."""

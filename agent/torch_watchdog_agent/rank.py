@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,6 +341,7 @@ class Rank:
         number = self._at_gate(optimizer)
         if number is not None and number != VETOED:
             self.rescuer.at_gate(optimizer)
+            self.history.update_since_ns = time.monotonic_ns() if optimizer is not None else 0
         return number
 
     def gate_without_update(self, optimizer: Any) -> int | None:
@@ -353,6 +355,7 @@ class Rank:
     def _at_gate(self, optimizer: Any) -> int | None:
         if self.saver.busy:
             return None
+        self.history.update_since_ns = 0  # unless one begins now
         stepping = 0 if optimizer is None else self.subjects.optimizer_seen(optimizer)
         self._gates_seen = True
         if self._unread.under_check:

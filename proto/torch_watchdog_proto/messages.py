@@ -368,6 +368,7 @@ class StepBlock:
     ] = ()  # from each loss to the next fetch or the gate, and in the forward's own waiting: what is not the rank's own
     grad_norm: tuple[float, ...] = ()  # of the loop's own clipping, or on request ours; -1: none
     alloc_retries: tuple[int, ...] = ()  # of the allocator so far
+    update_ns: tuple[int, ...] = ()  # the part of backward_ns in which the optimizer changed the parameters, 0 where not known
     tensors: tuple[TensorColumns, ...] = ()
     gpu: str = ""  # UUID of the GPU that this rank computes on
     tokens: int = 0  # ids that the tokenizer of its data has, 0 where none is known

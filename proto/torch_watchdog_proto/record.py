@@ -61,7 +61,7 @@ _KEY = struct.Struct("<HHdd")
 _TENSOR = tuple(struct.Struct(f"<HBBQIddQQ?{dimensions}q") for dimensions in range(MAX_DIMENSIONS + 1))
 _NUM_DIMENSIONS_AT = 3
 _MICRO = struct.Struct("<QIQQd??Qdd")
-_STEP = struct.Struct("<QQQIQQQ?qQdI")
+_STEP = struct.Struct("<QQQIQQQ?qQdIQ")
 _NOTE = struct.Struct("<BQ")
 _TOKENIZER = struct.Struct("<Q")
 
@@ -148,7 +148,8 @@ class StepDone(NamedTuple):
     """One update window has passed its gate (`vetoed`: without an update). Bytes and retries are the allocator's figures, 0 on a CPU.
 
     `backward_ns`: the loop's time from each loss to the next fetch or the gate, and where its forward waits for other ranks. `grad_norm`: what the
-    loop's own clipping computed, or on request we, -1: nothing.
+    loop's own clipping computed, or on request we, -1: nothing. `update_ns`: the part of `backward_ns` from the gate to the end of the update; 0 where not
+    known, or no update was.
     """
 
     step: int
@@ -163,6 +164,7 @@ class StepDone(NamedTuple):
     backward_ns: int = 0
     grad_norm: float = -1.0
     alloc_retries: int = 0
+    update_ns: int = 0
 
 
 class Note(NamedTuple):

@@ -261,7 +261,7 @@ def _check_value(value: Any) -> None:
 _MICRO_COLUMNS = ("micro_of_step", "micro_time_ns", "loader_ns", "loss", "loss_known", "evaluation", "forward_ns", "scale", "reach")
 _STEP_COLUMNS = (
     "step_time_ns", "step_ns", "vetoed", "allocated_bytes", "reserved_bytes", "peak_bytes", "updates_applied", "backward_ns", "grad_norm",
-    "alloc_retries",
+    "alloc_retries", "update_ns",
 )  # fmt: skip
 _TENSOR_COLUMNS = ("low", "high", "negatives", "ignored", "finite", "shapes")
 

@@ -132,10 +132,8 @@ def environment() -> dict[str, str]:
 
 
 def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> dict[str, Any]:
-    left, found, skipped = list(incidents), [], 0
-    for fault, planned in placed:
-        step = planned - skipped
-        skipped += fault.lasts if fault.name == "overflow" else 0  # a GradScaler skips these: they are no steps of the optimizer
+    left, found = list(incidents), []
+    for fault, step in placed:
         mine = [
             one
             for one in left

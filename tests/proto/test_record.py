@@ -75,6 +75,7 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
         backward_ns=BIG,
         grad_norm=REAL,
         alloc_retries=COUNT,
+        update_ns=BIG,
     ),
     st.builds(Note, level=st.integers(0, 2), time_ns=BIG, text=st.text(max_size=60)),
 )

@@ -98,8 +98,8 @@ class BlockBuilder:
             allocated_bytes=tuple(row.allocated_bytes for row in steps), reserved_bytes=tuple(row.reserved_bytes for row in steps),
             peak_bytes=tuple(row.peak_bytes for row in steps), updates_applied=tuple(row.updates_applied for row in steps),
             backward_ns=tuple(row.backward_ns for row in steps), grad_norm=tuple(row.grad_norm for row in steps),
-            alloc_retries=tuple(row.alloc_retries for row in steps), tensors=self._tensors(micro), gpu=self._gpu, tokens=self._tokens,
-            norms_of_shard=self._has_shards,
+            alloc_retries=tuple(row.alloc_retries for row in steps), update_ns=tuple(row.update_ns for row in steps),
+            tensors=self._tensors(micro), gpu=self._gpu, tokens=self._tokens, norms_of_shard=self._has_shards,
         )  # fmt: skip
 
     def _tensors(self, micro: Sequence[MicroStep]) -> tuple[TensorColumns, ...]:

@@ -23,6 +23,17 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SHIM = Path(next(iter(torch_watchdog_agent.__path__))) / "_shim"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """Of one step with one batch."""
+
+    loader_ns: int
+    forward_ns: int
+    backward_ns: int
+    update_ns: int
+    step_ns: int
+
+
 @dataclass(frozen=True)
 class Heard:
     """`printed`: the last line of the script's output, as JSON; `losses` by (step, micro-step), None where none was seen; `tensors` as (key, shape)."""
@@ -36,6 +47,7 @@ class Heard:
     complaints: list[str]
     reaches: list[float]
     tokenizers: set[int]
+    phases: list[Phases]
 
     @property
     def samples(self) -> list[tuple[int | None, int | None]]:
@@ -86,17 +98,25 @@ def _listen(line: socket.socket, told: list[Any]) -> None:
 def _heard(folder: Path, printed: Any, noticed: list[Violation], errors: str) -> Heard:
     losses: dict[tuple[int, int], float | None] = {}
     evaluated, steps, tensors, keys = 0, [], [], {}
-    reaches, tokenizers = [], set()
+    reaches, tokenizers, phases, batch = [], set(), [], None
     for path in folder.glob("*.ring"):
         records, _ = RingReader(memoryview(path.read_bytes())).read(1 << 20)
         for record in records:
             if isinstance(record, MicroStep):
+                batch = record
                 evaluated += record.evaluation
                 if not record.evaluation:
                     reaches.append(record.reach)
                     losses[record.step, record.micro_step] = record.loss if record.loss_known else None
             elif isinstance(record, StepDone):
                 steps.append(record.micro_steps)
+                if batch is not None and batch.step == record.step:
+                    phases.append(
+                        Phases(
+                            loader_ns=batch.loader_ns, forward_ns=batch.forward_ns, backward_ns=record.backward_ns, update_ns=record.update_ns,
+                            step_ns=record.step_ns,
+                        )
+                    )  # fmt: skip
             elif isinstance(record, KeyNamed):
                 keys[record.key_id] = record.name
             elif isinstance(record, TokenizerSeen):
@@ -105,4 +125,4 @@ def _heard(folder: Path, printed: Any, noticed: list[Violation], errors: str) ->
                 tensors.append((keys[record.key_id], tuple(record.shape)))
     said = [line for line in errors.splitlines() if line.startswith("[torch-watchdog]")]
     complaints = [line for line in said if ": observed, nothing is changed" not in line]  # what it found is no complaint of its own
-    return Heard(printed, noticed, losses, evaluated, steps, tensors, complaints, reaches, tokenizers)
+    return Heard(printed, noticed, losses, evaluated, steps, tensors, complaints, reaches, tokenizers, phases)

@@ -65,6 +65,16 @@ def test_phases_lie_within_their_step_and_do_not_overlap() -> None:
         assert inside[-1]["ts"] + inside[-1]["dur"] <= step["ts"] + step["dur"]
 
 
+def test_an_update_that_was_timed_is_the_end_of_its_step_on_a_cpu_and_no_phase_of_a_gpu() -> None:
+    for gpu, names in (("", ["load", "forward", "backward and waiting", "update"]), ("GPU-1", ["load", "forward", "backward and waiting"])):
+        made = history(ranks=1, backward_ns=(600_000_000,) * 6, update_ns=(200_000_000,) * 6, gpu=gpu)
+        phases = [event for event in events_of(made) if event["ph"] == "X" and event["cat"] == "phase"]
+        assert [event["name"] for event in phases] == names * 6
+        begins = [event["ts"] for event in phases]
+        assert begins == sorted(begins)
+        assert sum(event["dur"] for event in phases) == 6_000_000
+
+
 def test_arrows_lead_from_the_culprit_to_each_rank_that_it_reached() -> None:
     events = events_of(history())
     starts = {event["id"]: event for event in events if event["ph"] == "s"}

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,22 @@ def test_a_strip_shows_each_rank_its_losses_and_its_step_time() -> None:
     assert lines[2] == "rank 0  |......              | 6 steps, loss 2 to 1.5, 10 ms"
     assert lines[3] == "rank 1  |.....X              | 6 steps, loss 2 to 1.5, 10 ms"
     assert lines[-2:] == ["X 00:00:05Z batch.index_out_of_range: rank 1, step 5", "    input_ids[2,7] is 70"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({}, "loading 20%, forward 30%, backward and waiting 25%, update 15%, the loop itself 10%"),
+        ({"update_ns": ()}, "loading 20%, forward 30%, backward, waiting and update 40%, the loop itself 10%"),
+        ({"gpu": "GPU-1"}, "loading 20%, forward 30%, backward, waiting, update and the loop itself 50%"),
+    ],
+    ids=["on a CPU", "of an older version", "on a GPU"],
+)
+def test_where_the_time_of_the_steps_went_is_said_as_far_as_it_is_known(columns: dict[str, Any], told: str) -> None:
+    """Of a GPU the loop's own marks say when work was queued, not when it was done."""
+    times = {"loader_ns": 2, "forward_ns": 3, "backward_ns": 4, "update_ns": 1.5}
+    known = {name: (int(ms * 10**6),) * 8 for name, ms in times.items()}
+    assert f"time: {told}" in rendered([block(0, range(8), **(known | columns))])
 
 
 def test_an_update_that_was_skipped_is_marked() -> None:

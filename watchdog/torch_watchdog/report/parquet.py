@@ -43,7 +43,14 @@ def _schema(arrow: Any, job: str) -> Any:
         "step": whole,
         "updates_before": whole,
     }
-    fields |= {"time": arrow.timestamp("ns", tz="UTC"), "step_s": number, "loader_s": number, "forward_s": number, "loss": number}
+    fields |= {
+        "time": arrow.timestamp("ns", tz="UTC"),
+        "step_s": number,
+        "loader_s": number,
+        "forward_s": number,
+        "update_s": number,
+        "loss": number,
+    }
     fields |= {
         "grad_norm": number,
         "allocated_bytes": whole,
@@ -66,6 +73,7 @@ def _columns(track: RankTrack, history: JobHistory) -> dict[str, list[Any]]:
         "step_s": [_seconds(track.duration_ns.get(step)) for step in steps],
         "loader_s": [_seconds(loader.get(step)) for step in steps],
         "forward_s": [_seconds(forward.get(step)) for step in steps],
+        "update_s": [_seconds(track.update_ns.get(step)) for step in steps],
         **{name: [getattr(track, name).get(step) for step in steps] for name in ("loss", "grad_norm", "allocated_bytes", "peak_bytes")},
         "vetoed": [step in track.vetoed for step in steps],
         "evaluation_before": [step in track.evaluated for step in steps],

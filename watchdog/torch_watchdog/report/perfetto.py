@@ -163,7 +163,10 @@ def _steps(track: RankTrack, places: _Places, kept: Thinning, named: set[int]) -
         name = f"step {step}, no update" if step in track.vetoed else f"step {step}"
         yield _slice(name, "step", place, places.us(begin_ns), places.us(end_ns), arguments)
         if kept.phases or step in named:
-            yield from _phases(batches.get(step, []), begin_ns, end_ns, place, places)
+            update_ns = 0 if track.gpu else track.update_ns.get(step, 0)  # of a GPU the loop's own time says nothing
+            yield from _phases(batches.get(step, []), begin_ns, end_ns - update_ns, place, places)
+            if update_ns:
+                yield _slice("update", "phase", place, places.us(end_ns - update_ns), places.us(end_ns), {})
         yield from _counters(track, step, place, places.us(end_ns))
 
 
@@ -173,7 +176,7 @@ def _slice(name: str, category: str, place: Mapping[str, int], begin_us: float, 
 
 
 def _phases(batches: list[Batch], begin_ns: int, end_ns: int, place: Mapping[str, int], places: _Places) -> Iterator[Event]:
-    """Inside the step's slice: waiting for the loader, forward, and the rest of the batch's time (backward, waiting for other ranks, the update)."""
+    """Inside the step's slice, before its update: waiting for the loader, forward, and the rest of the batch's time (backward, waiting for other ranks)."""
     for number, batch in enumerate(batches):
         later = batches[number + 1] if number + 1 < len(batches) else None
         next_ns = end_ns if later is None else later.time_ns - later.loader_ns

@@ -41,6 +41,7 @@ class RankTrack:
     peak_bytes: dict[int, int] = field(default_factory=dict)
     grad_norm: dict[int, float] = field(default_factory=dict)
     backward_ns: dict[int, int] = field(default_factory=dict)
+    update_ns: dict[int, int] = field(default_factory=dict)  # the last part of it
     batches: dict[tuple[int, int], Batch] = field(default_factory=dict)  # by step and micro-step
     updates: dict[int, int] = field(default_factory=dict)
     gpu: str = ""  # UUID
@@ -104,6 +105,7 @@ def _add_steps(track: RankTrack, block: StepBlock) -> None:
     track.allocated_bytes.update((step, size) for step, size in zip(block.step, block.allocated_bytes, strict=False) if size)
     track.peak_bytes.update((step, size) for step, size in zip(block.step, block.peak_bytes, strict=False) if size)
     track.backward_ns.update((step, value) for step, value in zip(block.step, block.backward_ns, strict=False) if value)
+    track.update_ns.update((step, value) for step, value in zip(block.step, block.update_ns, strict=False) if value)
     track.updates.update(zip(block.step, block.updates_applied, strict=False))
     track.grad_norm.update((step, norm) for step, norm in zip(block.step, block.grad_norm, strict=False) if norm >= 0)
     track.gpu = block.gpu or track.gpu
@@ -146,6 +148,7 @@ def as_json(track: RankTrack) -> dict[str, Any]:
         "step_s": [track.duration_ns[step] / 1e9 for step in steps],
         "loader_s": [_seconds(loader.get(step)) for step in steps],
         "forward_s": [_seconds(forward.get(step)) for step in steps],
+        "update_s": [_seconds(track.update_ns.get(step)) for step in steps],
         "peak_bytes": [track.peak_bytes.get(step) for step in steps],
         "grad_norm": [json_number(track.grad_norm.get(step)) for step in steps],
         "loss": [json_number(track.loss.get(step)) for step in steps],

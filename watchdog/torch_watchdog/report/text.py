@@ -185,18 +185,20 @@ def _legend(marks: set[str]) -> str:
 
 def _phases(tracks: Sequence[RankTrack]) -> str:
     """Where the time of the steps went, over all ranks. What a GPU does while its loop waits or runs ahead is not told apart."""
-    whole, loader, forward, backward = (
+    whole, loader, forward, backward, update = (
         sum(sum(times.values()) for times in column)
-        for column in zip(*((one.duration_ns, one.loader_ns(), one.forward_ns(), one.backward_ns) for one in tracks), strict=True)
+        for column in zip(
+            *((one.duration_ns, one.loader_ns(), one.forward_ns(), one.backward_ns, one.update_ns) for one in tracks), strict=True
+        )
     )
     if not whole or not (loader or forward):
         return ""
     if not forward or not backward or any(track.gpu for track in tracks):
-        rest = "backward, waiting, update and the loop itself" if forward else "the rest"
-        parts = [("loading", loader), ("forward", forward), (rest, whole - loader - forward)]
+        untold = "backward, waiting, update and the loop itself" if forward else "the rest"
+        parts = [("loading", loader), ("forward", forward), (untold, whole - loader - forward)]
     else:
-        rest = "backward, waiting and update"
-        parts = [("loading", loader), ("forward", forward), (rest, backward), ("the loop itself", whole - loader - forward - backward)]
+        rest = [("backward and waiting", backward - update), ("update", update)] if update else [("backward, waiting and update", backward)]
+        parts = [("loading", loader), ("forward", forward), *rest, ("the loop itself", whole - loader - forward - backward)]
     return "time: " + ", ".join(f"{words} {value / whole:.0%}" for words, value in parts if value > 0)
 
 
