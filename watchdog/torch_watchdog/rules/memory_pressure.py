@@ -1,11 +1,12 @@
 """memory.pressure: the GPU's memory is about to be full: it grows step by step, or the allocator has to empty its cache to go on.
 
 Only what is allocated when a step ends counts for the trend: what a step needs in between follows its batch. The step at which the limit is met is told as a
-range, from the spread of the growth.
+range that nine of ten such growths keep: from how unevenly it has grown so far, which is not known better by then, and goes on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from torch_watchdog.rules.windows import Floats
 __all__ = ["RULE", "Settings"]
 
 _GIB = 1 << 30
+_APART = 4  # readings: neighbours differ by what a reading catches, too
+_NINE_OF_TEN = 1.645  # standard deviations to each side
+_MOST_TIMES = 4.0  # as many steps as at the rate so far: more than that is no forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,29 +91,39 @@ def _growing(view: View, row: int, used: int, total: int, settings: Settings) ->
     span, grown = steps[-1] - steps[0], values[-1] - values[0]
     if span <= 0 or grown < settings.grown * total:
         return
-    rates = _rates(steps, values)
-    slow, fast, rate = rates[len(rates) // 4], rates[3 * len(rates) // 4], float(np.median(rates))
+    rate = _rate(steps, values)
     # What is reserved and empty is used first; the rest of the card is what others leave.
     free = max(0, total - used) + max(0.0, view.reserved.ordered(only)[0, -1] - values[-1])
-    if slow <= 0 or free / rate > settings.within * span:
+    if rate <= 0 or free / rate > settings.within * span:
         return
     rank, now = view.ranks[row], int(steps[-1])
+    early, late = _steps_left(free, rate, steps, values)
     yield Sign(
         rank=rank,
         step=int(view.step[row]),
         subject="growth",
         said=f"rank {rank}, step {now}: {_gib(values[-1])} GiB are allocated when a step ends, {rate / 2**20:.1f} MiB more each step: "
-        f"{_gib(total)} GiB are full in step {now + int(free / fast)}..{now + int(free / slow)} at this rate",
+        f"{_gib(total)} GiB are full in step {now + int(early)}..{now + math.ceil(late)} at this rate",
         cause="something is kept from step to step: losses with their graphs in a list, outputs of an evaluation, a growing cache",
         fix="keep numbers, not tensors (.item(), .detach()), and look at what is appended to in the loop",
     )
 
 
-def _rates(steps: Floats, values: Floats) -> Floats:
+def _rate(steps: Floats, values: Floats) -> float:
     """Bytes a step, by every pair half a window apart: the median of these is hard to mislead."""
     half = MEMORY // 2
     took = steps[half:] - steps[:-half]
-    return np.sort((values[half:] - values[:-half])[took > 0] / took[took > 0])
+    return float(np.median((values[half:] - values[:-half])[took > 0] / took[took > 0]))
+
+
+def _steps_left(free: float, rate: float, steps: Floats, values: Floats) -> tuple[float, float]:
+    """At least and at most, where each step's growth differs by chance from the next: the rate is known from few steps, and those to come will vary, too."""
+    took = steps[_APART:] - steps[:-_APART]
+    off = (values[_APART:] - values[:-_APART] - rate * took)[took > 0] / np.sqrt(took[took > 0])
+    spread = _NINE_OF_TEN * float(np.sqrt(np.mean(off**2)))  # of one step
+    known, to_come = spread / math.sqrt(steps[-1] - steps[0]), spread * math.sqrt(free / rate) / rate
+    slowest = max(rate - known, rate / _MOST_TIMES)
+    return max(0.0, free / (rate + known) - to_come), free / slowest + to_come
 
 
 def _gib(count: float) -> str:
