@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ from streams_made import Watch, block
 
 from torch_watchdog.rules.catalogue import check_settings, rules_with
 from torch_watchdog.rules.engine import Engine
+from torch_watchdog.rules.limits import LIMITS
+from torch_watchdog.rules.settings import Timing
 from torch_watchdog_proto.messages import StepBlock
 
 
@@ -73,6 +75,13 @@ def test_every_rule_says_what_it_watches_and_what_it_does() -> None:
         settings = rule.settings()
         assert settings.hold_s >= 0
         assert settings.keep_s >= 0
+
+
+@pytest.mark.parametrize(("name", "settings"), [*((rule.about.name, rule.settings) for rule in rules_with({})), *LIMITS.items()])
+def test_each_threshold_is_said_with_what_it_counts_where_it_is_shown(name: str, settings: type[Any]) -> None:
+    """`watchdog rules show` prints these words below the numbers."""
+    own = {field.name for field in fields(settings)} - {field.name for field in fields(Timing)}
+    assert [setting for setting in own if f"`{setting}`" not in (settings.__doc__ or "")] == []
 
 
 def test_a_batch_whose_loss_comes_after_its_gate_is_counted_all_the_same() -> None:

@@ -23,6 +23,7 @@ from torch_watchdog.store.read import read_reports
 
 __all__ = ["command"]
 
+_TIMING = "Its sign must hold for `hold_s` seconds before it is told, and be away for `keep_s` before it is over."
 _config = click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings (default: watchdog.toml where there is one)."
 )
@@ -81,7 +82,8 @@ def _print_with_settings(facts: Mapping[str, Any], settings: type[Any]) -> None:
     print_facts({key: value for key, value in facts.items() if key != "settings"})
     print(f"\n[rules.{facts['name']}]")
     print_facts({f"{key} =": str(value).lower() if isinstance(value, bool) else value for key, value in facts["settings"].items()})
-    print_text(f"\n{' '.join((settings.__doc__ or '').split())}")
+    timing = f" {_TIMING}" if "hold_s" in facts["settings"] else ""
+    print_text(f"\n{' '.join((settings.__doc__ or '').split())}{timing}")
 
 
 def _show_always(always: Sequence[dict[str, Any]], *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ __all__ = ["RULE", "Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Timing):
-    """So many within the samples of a minute. A few are normal."""
+    """So many `pcie_replays`, or `nvlink_errors` (replays and recoveries of all links), within the samples of a minute. A few are normal."""
 
     hold_s: float = 10.0
     pcie_replays: int = 100
