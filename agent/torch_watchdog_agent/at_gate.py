@@ -29,7 +29,7 @@ class AtGate:
         rank, self.undo = self._rank, False
         rank.window.opened(updates=rank.loop.updates_applied, place=training_place())
         if rank.loop.is_new_at_gate:
-            rank.rescuer.at_hand_over(evaluation=False)
+            rank.rescuer.at_hand_over(opens=True)
 
     def before_fetch(self) -> None:
         """Of the vetoed window only the loader has moved on."""

@@ -195,14 +195,17 @@ class Rank:
 
     # The life of a batch
 
-    def before_fetch(self) -> None:
-        """The loop asks for its next batch: every rank is at the same point here, with nothing half done. May raise SystemExit."""
+    def before_fetch(self, *, trains: bool) -> None:
+        """The loop asks for its next batch: every rank is at the same point here. `trains`: of the data that it trains on, and nothing is half done.
+
+        May raise SystemExit.
+        """
         self.history.flush()
         if self._unread.under_check:
             self._unread.settle(wait=False)
         if self.at_gate.undo:
             self.at_gate.before_fetch()
-        self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step))
+        self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step), trains=trains)
         act = self.gate.boundary()
         if act is not None:
             self.saver.act(act.commit, step=self.gate.passed + 1)
@@ -226,9 +229,10 @@ class Rank:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
         if self.config.replay is not None:
             batch, checked = self._recorded(batch)
-        if self.loop.handed_over(evaluation=evaluation):
+        if opens := self.loop.handed_over(evaluation=evaluation):
             self.window.opened(updates=self.loop.updates_applied, place=training_place(again=1))
-        self.rescuer.at_hand_over(evaluation=evaluation)
+        if not evaluation:
+            self.rescuer.at_hand_over(opens=opens)
         self.gate.phase = "eval" if evaluation else "train"
         stats, legal = (checked.stats, checked.legal) if checked is not None else ((), {})
         self.history.batch(stats, loader_ns=loader_ns, evaluation=evaluation, legal=legal)

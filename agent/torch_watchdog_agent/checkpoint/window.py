@@ -37,14 +37,25 @@ class WindowState:
         self._owners = _Owners(subjects)
         self._buffers: Buffers | None = None
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
+        self._end: _Moment | None = None  # of a pass over the data, until the next window opens
 
     def opened(self, *, updates: int = 0, place: Place = START) -> None:
         """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window."""
         if self._subjects.generation != self._generation:
             self._follow()
+        self._end = None
         self._kept.append(_moment(self._owners, updates=updates, place=place))
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
+
+    def pass_ended(self, *, updates: int, place: Place) -> None:
+        """Keep the state of this moment, too: a run that goes on from `place` does again what the loop does behind the data, a scheduler's step say."""
+        if self._subjects.generation == self._generation:
+            self._end = _moment(self._owners, updates=updates, place=place)
+
+    def is_behind_the_end(self, updates: int, place: Place) -> bool:
+        """Whether the loop is behind the end of a pass, after so many updates, and its next pass has not begun: `windows_back=0` is that end then."""
+        return self._end is not None and self._end.updates == updates and self._end.place == place
 
     def restore(self, windows_back: int = 1, *, buffers: bool = True) -> None:
         """Put everything back to where it was when the window opened (1: the last one). May be called again."""
@@ -52,23 +63,30 @@ class WindowState:
             return
         if self._buffers is not None and buffers:
             self._buffers.put_back()
-        self._kept[-windows_back].put_back()
+        self._at(windows_back).put_back()
 
     def updates_at(self, windows_back: int) -> int | None:
         """How many updates had been launched when that window opened; None where it is not kept any more."""
         return self._kept[-windows_back].updates if len(self._kept) >= windows_back else None
 
     def rng_at(self, windows_back: int) -> RngState:
-        return self._kept[-windows_back].rng
+        return self._at(windows_back).rng
 
     def position_at(self, windows_back: int) -> LoaderPosition:
         """From where the batches of that window and of those after it come again."""
-        moment = self._kept[-windows_back]
+        moment = self._at(windows_back)
         return moment.place.with_generators(moment.rng)
 
     def is_rewound(self, windows_back: int) -> bool:
         """Whether everything is still as `rewound` has put it: a training thread that cannot be stopped may have moved on."""
-        return self._kept[-windows_back].is_in_place()
+        return self._at(windows_back).is_in_place()
+
+    def _at(self, windows_back: int) -> _Moment:
+        if windows_back:
+            return self._kept[-windows_back]
+        if self._end is None:
+            raise LookupError("no pass over the data has just ended")
+        return self._end
 
     @contextmanager
     def rewound(self, windows_back: int = 1, *, buffers: bool = True) -> Iterator[None]:

@@ -18,7 +18,7 @@ from torch_watchdog_agent.hooks import elsewhere
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import left, watch_collections
-from torch_watchdog_agent.hooks.tracks import Track, follow, is_followed, is_known, track_of
+from torch_watchdog_agent.hooks.tracks import Track, follow, is_followed, is_known, track_of, training_place
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
@@ -146,7 +146,7 @@ def catch_up(one: Pass, iterator: Any) -> None:
 def fetch(one: Pass | None, theirs: Callable[[Any], _Batch], iterator: Any) -> _Batch:
     """torch's own loader makes a batch by `theirs(iterator)`: for the outer loader that asks for it, else for the loop itself."""
     receiver, here = here_now.receiver, rank()
-    if receiver is None and here is not None and before_fetch(here):
+    if receiver is None and here is not None and before_fetch(here, one):
         _scan(one or Pass(), lambda: theirs(iterator), lambda: source_of(iterator))
     began_ns = time.monotonic_ns()
     try:
@@ -154,7 +154,7 @@ def fetch(one: Pass | None, theirs: Callable[[Any], _Batch], iterator: Any) -> _
     except Exception as error:
         source_of(iterator)  # that batch will not come
         if receiver is None and isinstance(error, StopIteration):
-            _ended()
+            _ended(one)
         raise
     target, source = receiver or one or Pass(), source_of(iterator)
     if here is None:
@@ -172,14 +172,14 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
     `part`: the item of what it returns that is the batch.
     """
     here = rank()
-    if here is not None and before_fetch(here):
+    if here is not None and before_fetch(here, one):
         _scan(one, make, None, inside=inside, part=part)
     began_ns = time.monotonic_ns()
     with asking(one, inside=inside):
         try:
             batch = make()
         except StopIteration:
-            _ended()
+            _ended(one)
             raise
     for _ in range(min(skip, len(one.fetched))):
         one.fetched.popleft()
@@ -282,9 +282,9 @@ def _no_modes() -> AbstractContextManager[object]:
 
 
 @guarded("boundary")
-def before_fetch(here: Any) -> bool:
+def before_fetch(here: Any, one: Pass | None) -> bool:
     """True where a scan is to take the rest of this pass."""
-    here.before_fetch()
+    here.before_fetch(trains=one is None or is_followed(one.track))
     return here.scan is not None and _scan_is_due(here)
 
 
@@ -295,13 +295,16 @@ def _fetched(here: Any, one: Pass, batch: Any, source: Source) -> None:
 
 
 @guarded("loader")
-def _ended() -> None:
+def _ended(one: Pass | None) -> None:
     """The loop has what there is of this pass: one that prefetches goes on with what it has in hand."""
     import torch
 
     here = rank()
     if here is not None and torch.is_grad_enabled():
         here.loop.pass_ended()
+        if one is not None and is_followed(one.track):
+            here.window.pass_ended(updates=here.loop.updates_applied, place=training_place())
+            here.rescuer.at_pass_end()
 
 
 # Instead of handing over

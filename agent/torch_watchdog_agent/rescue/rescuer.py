@@ -60,15 +60,24 @@ class Rescuer:
 
     # The training thread
 
-    def at_boundary(self, *, in_window: bool) -> None:
-        """Before a fetch. May raise SystemExit, as every place where a rank stands still."""
-        self._come_to("window" if in_window else "boundary")
+    def at_boundary(self, *, in_window: bool, trains: bool = True) -> None:
+        """Before a fetch. `trains`: from the loader that the training follows; an evaluation may come between an update and what belongs to it.
 
-    def at_hand_over(self, *, evaluation: bool) -> None:
-        """A batch is about to be used."""
-        if not evaluation and self._phase != "window":
-            self._window.begin()
-            self._come_to("window")
+        May raise SystemExit, as every place where a rank stands still.
+        """
+        self._come_to(("window" if in_window else "boundary") if trains else self._phase)
+
+    def at_pass_end(self) -> None:
+        """The loop has had all batches. What it does now, a scheduler's step say, it does once for all of them, and no mere update has to wait for it."""
+        if self._phase == "boundary":
+            self._window.over()
+
+    def at_hand_over(self, *, opens: bool) -> None:
+        """A batch is about to be trained on. `opens`: it is the first of its window."""
+        if opens:
+            self._window.over()
+        self._come_to("window")
+        if opens:
             self._gpu.opened()
 
     def at_gate(self, optimizer: Any) -> None:

@@ -23,13 +23,14 @@ __all__ = ["save", "seal", "unsaved"]
 
 def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Reader | None = None, part: int | None = None) -> Saved:
     """Writes and digests; what fails becomes the answer's error. `updates`: how many the state has seen; `windows_back`:
-    how many windows were begun after them; `read`: brings tensors to the host; `part`: which one this rank holds, None: all of it.
+    how many windows were begun after them (0 behind the end of a pass over the data: what was there counts); `read`: brings tensors to the host; `part`:
+    which one this rank holds, None: all of it.
     """
     from torch_watchdog_agent.checkpoint.alone import save_alone
     from torch_watchdog_agent.checkpoint.errors import in_words
     from torch_watchdog_agent.checkpoint.part import Alone
     from torch_watchdog_agent.checkpoint.save import discard
-    from torch_watchdog_agent.hooks.tracks import training_position
+    from torch_watchdog_agent.hooks.tracks import training_place, training_position
 
     if (sealed := _sealed(rank, order.generation, Path(order.path))) is not None:
         return _saved(rank, order, updates, finite=True, format=sealed["format"])
@@ -38,18 +39,19 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
             return unsaved(rank, order, updates, "what its step began with is not on hand")
         if windows_back and (why := rank.window.why_no_buffers(updates)):
             return unsaved(rank, order, updates, why)
+        rewinds = windows_back > 0 or rank.window.is_behind_the_end(updates, training_place())
         position, rng = (
-            (rank.window.position_at(windows_back), rank.window.rng_at(windows_back)) if windows_back else (training_position(), None)
+            (rank.window.position_at(windows_back), rank.window.rng_at(windows_back)) if rewinds else (training_position(), None)
         )
         if windows_back and read is not None:
             read = rank.window.with_kept_buffers(read)  # the device goes on changing those that the models have
-        with rank.window.rewound(windows_back, buffers=read is None) if windows_back else nullcontext():
+        with rank.window.rewound(windows_back, buffers=windows_back > 0 and read is None) if rewinds else nullcontext():
             saved = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
                 position=position, say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,
                 part=part, alone=Alone(steps=rank.loop.steps_ended(windows_back), begun=windows_back),
             )  # fmt: skip
-            if windows_back and not rank.window.is_rewound(windows_back):
+            if rewinds and not rank.window.is_rewound(windows_back):
                 discard(saved.path)
                 return unsaved(rank, order, updates, "the training has moved on while its state was being saved")
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon

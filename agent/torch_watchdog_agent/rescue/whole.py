@@ -20,8 +20,9 @@ class WholeWindow:
         self._scheduled_before = self._most_scheduled = 0
         self.num_steps = self.most_steps = 0
 
-    def begin(self) -> None:
-        """A batch of the next window is about to be used; one that updated nothing counts for nothing."""
+    def over(self) -> None:
+        """What comes now belongs to no update yet: the next window's batch is about to be used, or the data are at their end. A window that updated
+        nothing counts for nothing."""
         if not self.num_steps:
             self._scheduled_before = self._schedule()
             return

@@ -100,7 +100,7 @@ def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_a
 
     def use() -> None:
         with pytest.raises(SystemExit) as ended:
-            rescuer.at_hand_over(evaluation=False)
+            rescuer.at_hand_over(opens=True)
         left.append(ended.value.code)
 
     stands = threading.Thread(target=use)
@@ -133,3 +133,26 @@ def test_a_rank_that_has_failed_and_waits_for_a_word_is_not_said_to_be_elsewhere
     rescuer.await_word()
     looking.join(20)
     assert found == [True]
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_an_evaluation_is_no_boundary_for_what_belongs_to_the_update_before_it(evaluates: bool, tmp_path: Path) -> None:
+    rank: Any = Rank(tmp_path)
+    steps = 0
+    rank.subjects.scheduled = lambda: steps
+    rescuer = Rescuer(rank, leave=lambda: None)
+    for _ in range(2):
+        rescuer.at_boundary(in_window=False)
+        rescuer.at_hand_over(opens=True)
+        rescuer.at_gate(object())
+        rescuer.after_gate(window_closed=True)
+        steps += 1
+    steps -= 1  # the scheduler follows the evaluation
+    rescuer.at_boundary(in_window=False, trains=not evaluates)
+    rescuer._standing = True  # the training thread has come to its next place
+    assert rescuer.takes(FREE)
+    assert rank.heard.wait(60)
+    freed, _ = rank.told[0]
+    assert isinstance(freed, Freed)
+    assert ("its scheduler had not stepped yet" in freed.why) is evaluates
+    assert rescuer.takes(Leave(generation=7))

@@ -13,7 +13,7 @@ class Training:
         self.window = WholeWindow(lambda: self.schedule)
 
     def step(self, *optimizers: object, scheduler: int = 0) -> WholeWindow:
-        self.window.begin()
+        self.window.over()
         for optimizer in optimizers:
             self.window.stepped(optimizer)
         self.schedule += scheduler
@@ -56,3 +56,14 @@ def test_batches_that_update_nothing_are_part_of_the_window_that_does() -> None:
     training.step(ONE, scheduler=1)
     training.step()
     assert training.step(ONE, scheduler=1).missing([ONE]) == ""
+
+
+def test_a_scheduler_that_steps_once_an_epoch_is_missed_in_no_single_step() -> None:
+    training = Training()
+    for _ in range(2):
+        training.step(ONE)
+        assert training.step(ONE).missing([ONE]) == ""
+        training.window.over()
+        training.schedule += 1
+    training.step(ONE)
+    assert training.step(ONE).missing([ONE]) == ""
