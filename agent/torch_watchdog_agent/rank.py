@@ -127,8 +127,8 @@ class Rank:
         if grace_s is None or self.line is None or self.scan is not None:
             return None
         preemption = Preemption(
-            lambda number: self.tell(Signalled(rank=self.identity.rank, signal=number)), grace_s=grace_s,
-            progress=lambda: self.loop.batches_seen,
+            lambda number: not why_unknown() and self.tell(Signalled(rank=self.identity.rank, signal=number)),  # no stop can be promised
+            grace_s=grace_s, progress=lambda: self.loop.batches_seen,
         )  # fmt: skip
         preemption.install()
         return preemption

@@ -117,7 +117,10 @@ def test_who_asks_for_a_stop_is_told_at_once_which_rank_is_stopped_and_what_lets
     waiting = start_in(asked, [*WATCHDOG, "stop", "job", "--dir", str(tmp_path / "watchdog_runs")])
     until(lambda: f"`kill -CONT {pid}` on " in (asked / "err").read_text(), "it is told before anything is given up")
     os.kill(pid, signal.SIGCONT)
-    assert ended(waiting, asked).code == 0, (asked / "err").read_text()
+    told = ended(waiting, asked)
+    assert told.code == 0, told.err
+    (name,) = committed(tmp_path)
+    assert f"resume cd {tmp_path} && watchdog --resume watchdog_runs/job/checkpoints/{name} " in told.out, told.out
     _, err = running.communicate(timeout=TIMEOUT_S)
     assert running.returncode == 0 and "stopped on request" in err, err
 

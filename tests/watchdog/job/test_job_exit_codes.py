@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from job_harness import Run, ended, hold, steps
 
 from torch_watchdog.job.events import OrderRequested, SendOrder
@@ -103,3 +104,33 @@ def test_what_one_rank_saves_alone_takes_the_place_of_a_common_save_that_another
         "path": "p/step-9", "updates_applied": 9, "committed": True, "finite": True, "saved_by": [0], "format": "dcp",
     }  # fmt: skip
     assert run.end(1) == m.EXIT_BAD_DATA
+
+
+@pytest.mark.parametrize(
+    ("opened", "code"),
+    [
+        ([{"kind": "order.opened", "generation": 3, "order_kind": "batch"}], 65),
+        ([{"kind": "order.opened", "generation": 3, "order_kind": "order.stop"}], 0),
+        ([{"kind": "rank.signalled", "signal": 15}, {"kind": "order.opened", "generation": 3, "order_kind": "order.preemption"}], 143),
+        ([{"kind": "order.opened", "generation": 2, "order_kind": "order.stop"}], m.EXIT_FAILED),
+        ([{"kind": "order.opened", "generation": 3, "order_kind": "order.stop", "attempt": 1}], m.EXIT_FAILED),
+    ],
+)
+def test_ranks_that_leave_on_an_order_of_a_daemon_that_is_no_more_end_the_launch_with_its_code(
+    opened: list[dict[str, Any]], code: int
+) -> None:
+    """They save and leave by themselves where that daemon died after its Commit; one that is not known, as a rescue is none of them, is a failure's."""
+    run = Run(events=[{"order": number, "attempt": 0, **event} for number, event in enumerate(opened, 1)])
+    trained(run=run)
+    for rank in (0, 1):
+        run.say(m.Left(rank=rank, generation=3, updates_applied=9))
+    run.report(events=tuple(ended(rank, 99 + rank, exit_code=0) for rank in (0, 1)))
+    assert run.end(0) == code
+
+
+def test_a_bad_batch_stays_the_reason_where_the_order_for_it_is_not_known_any_more() -> None:
+    run = trained()
+    run.say(hold(1, 9))
+    for rank in (0, 1):
+        run.say(m.Left(rank=rank, generation=99, updates_applied=9))
+    assert run.end(0) == 65

@@ -68,3 +68,53 @@ def test_an_order_that_cannot_be_given_yet_is_given_once_every_rank_is_there() -
 def test_a_job_that_is_only_observed_is_left_alone() -> None:
     run = Run(policy="observe")
     assert run.say(m.Signalled(rank=0, signal=15)) == ()
+
+
+BAD = m.Violation(kind="batch.index_out_of_range", summary="ids", cause="", fix="", batch=m.BatchFact(key="ids"), bound=None)
+
+
+def hold(run: Run, rank: int, step: int) -> list[m.Order]:
+    return orders(run.say(m.Hold(rank=rank, step=step, micro_step=0, violation=BAD, timeout_s=10.0)))
+
+
+def skipped(run: Run, generation: int, step: int) -> None:
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=generation, passed=step - 1))
+    for rank in (0, 1):
+        run.say(m.Vetoed(rank=rank, generation=generation, step=step))
+
+
+def asked_again(run: Run) -> list[type[m.Order]]:
+    run.now += RETRY_S
+    return [type(order) for order in orders(run.handle(Tick()))]
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_signal_is_not_forgotten_for_a_bad_batch_that_is_skipped_first(decided: bool) -> None:
+    """Found by reading: the machine was taken away with nothing saved, because the bad batch had displaced the order, and the training went on after it."""
+    run = Run(policy="skip")
+    run.say(m.Signalled(rank=1, signal=15))
+    if decided:
+        for rank in (0, 1):
+            run.say(m.Ack(rank=rank, generation=1, passed=3))
+    assert m.Prepare in map(type, hold(run, 1, 4))
+    assert asked_again(run) == []
+    skipped(run, 2, 4)
+    assert asked_again(run) == [m.Prepare, m.Prepare]
+
+
+def test_a_signal_that_waits_for_a_skip_is_not_forgotten_for_the_next_one() -> None:
+    run = Run(policy="skip")
+    hold(run, 1, 4)
+    run.say(m.Signalled(rank=1, signal=15))
+    skipped(run, 1, 4)
+    hold(run, 0, 5)
+    skipped(run, 2, 5)
+    assert asked_again(run) == [m.Prepare, m.Prepare]
+
+
+def test_a_signal_is_asked_for_once_where_it_was_given_up_for_good() -> None:
+    run = Run(policy="skip")
+    run.say(m.Signalled(rank=1, signal=15))
+    run.say(m.CannotPromise(rank=0, generation=1, reason="a hook is off"))
+    assert asked_again(run) == asked_again(run) == []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.summary import JobEnd, allowed_range, as_typed, one_line, shortened, summarise, what_offends, who
+from torch_watchdog.launch.summary import JobEnd, allowed_range, as_typed, one_line, shortened, summarise, to_go_on, what_offends, who
 
 END = JobEnd(
     job="train-1",
@@ -322,6 +323,15 @@ def test_a_script_that_calls_no_restore_is_told_so_before_its_line_is_typed(form
     lines = summarise([incident], replace(END, restores=restores))
     (at,) = [place for place, line in enumerate(lines) if line.startswith("  resume ")]
     assert lines[at + 1].startswith("  call   torch_watchdog_agent.restore(") == said
+
+
+@pytest.mark.parametrize("left_out", [None, "/home/a/watchdog_runs/train-1/quarantine.jsonl"])
+def test_the_line_that_resumes_is_the_same_while_the_launch_still_runs(left_out: str | None) -> None:
+    """As who asked for a checkpoint is told it."""
+    record, checkpoint = {"options": list(END.options), "command": list(END.command)}, INCIDENT["action"]["checkpoint"]
+    told = to_go_on(checkpoint, record, PurePath(END.run_dir), here=END.here, quarantine=left_out, restores=True)
+    assert told == [line for line in summarise([INCIDENT], replace(END, quarantine=left_out)) if line.startswith("  resume ")] != []
+    assert to_go_on(checkpoint, {}, PurePath(END.run_dir), here=END.here, quarantine=None, restores=True) == []  # a daemon's words only
 
 
 def test_a_resume_that_no_rank_took_is_said() -> None:

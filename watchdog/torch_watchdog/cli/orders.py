@@ -6,6 +6,7 @@ import getpass
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json
 from torch_watchdog.cli.source import JobLook, find_job, live_client
 from torch_watchdog.daemon.client import DaemonClient
-from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError
+from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError, WatchdogError
 from torch_watchdog.launch.places import here
-from torch_watchdog.launch.summary import as_typed, checkpoint_state
+from torch_watchdog.launch.summary import as_typed, checkpoint_state, to_go_on
+from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_proto.envelopes import OrderKind, RankStatus
 
 __all__ = ["ask", "order_options"]
@@ -56,7 +59,7 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
     if as_json:
         print_json({"job": look.name, "accepted": True, "text": answer.text, "checkpoint": checkpoint or None})
     elif is_good:
-        click.echo(_told(checkpoint))
+        click.echo("\n".join([_told(checkpoint), *_to_go_on(look, checkpoint)]))
     if came_of_it is not None and not is_good:
         raise OrderLostError(look.name, str(came_of_it.get("summary")))
 
@@ -123,6 +126,17 @@ def _why_silent(rank: RankStatus, waited_s: float) -> str:
     if rank.phase == "asked" and waited_s >= WORTH_A_LINE_S:
         return f"rank {rank.rank} does not answer yet: pid {rank.pid} on {rank.node} runs, and native code may hold the interpreter's lock"
     return ""
+
+
+def _to_go_on(look: JobLook, checkpoint: Mapping[str, Any]) -> Sequence[str]:
+    """As far as the launch's own record can be seen from here."""
+    with suppress(WatchdogError):
+        folder = look.folder()
+        if folder is not None:
+            left_out, restores = RunDirectory(folder).quarantine_file, (folder / TAKEN).exists()
+            quarantine = str(left_out) if left_out.exists() else None
+            return to_go_on(checkpoint, look.record(), folder, here=here(), quarantine=quarantine, restores=restores)
+    return ()
 
 
 def _told(checkpoint: Mapping[str, Any]) -> str:

@@ -61,7 +61,8 @@ class Attempt:
         self._failures, self._pace = FailureWatch(), PaceWatch()
         self._rescues = Rescues(checkpoints_dir=shared.checkpoints_dir, grace_s=shared.grace_s, allowed=shared.policy != "observe")
         self._first: FirstFailure | None = None  # named; its rescue is still under way
-        self._wanted: stop.StopRequested | None = None  # by a rule, not yet given
+        self._wanted: stop.StopRequested | None = None  # by a rule or a signal, not yet given
+        self._given: stop.StopRequested | None = None  # and what of that is under way
         self._retry_at, self._preempted, self._stacks = 0.0, False, ""
 
     def deadline(self) -> float | None:
@@ -121,7 +122,7 @@ class Attempt:
         rank.hear(message, now)
         if isinstance(message, m.Left):
             rank.left = True
-            self.ending.left(message.generation)
+            self.ending.left(message.generation, earlier=self._shared.log.exit_code_of(self.number, message.generation))
         if isinstance(message, m.Finished):
             self._failures.said_end(rank.pid)
         if isinstance(message, m.Signalled):
@@ -170,7 +171,8 @@ class Attempt:
             return
         self._preempted = True
         name = signal_name(message.signal)
-        yield self._event(now, "rank.signalled", rank=message.rank, text=f"rank {message.rank} got {name}: the job saves and stops")
+        text = f"rank {message.rank} got {name}: the job saves and stops"
+        yield self._event(now, "rank.signalled", rank=message.rank, text=text, signal=message.signal)
         request = stop.StopRequested(kind="order.preemption", by=name, reason=f"{name} from outside", exit_code=128 + message.signal)
         yield from self._want(request, now)
 
@@ -280,8 +282,11 @@ class Attempt:
         if self._coordinator is None:
             return ()
         effects: list[Effect] = []
+        given = self._given
         for effect in self._coordinator.handle(event, now=now):
             effects += self._on_stop_effect(effect, now)
+        if given is not None and self._given is None and self._shared.policy == "skip" and _is_hold(event):
+            self._wanted, self._retry_at = given, now + _RETRY_S  # a bad batch came first: the training goes on after it
         return effects
 
     def _on_stop_effect(self, effect: stop.Effect, now: float) -> Iterable[Effect]:
@@ -306,14 +311,16 @@ class Attempt:
             yield WriteIncident(incident=new, contract_of_rank=found.rank)
 
     def _on_opened(self, opened: stop.Opened, now: float) -> Iterable[Effect]:
-        self.order_open, self._wanted = True, None
+        self.order_open = True
+        if self._wanted is not None and self._wanted.kind == opened.kind:
+            self._given, self._wanted = self._wanted, None
         text = f"order {opened.generation} ({opened.kind}) begins: {opened.reason}"
         yield self._event(now, "order.opened", text=text, generation=opened.generation, order_kind=opened.kind)
         for changed in self._shared.casebook.opened(opened, self.ranks, now):
             yield WriteIncident(incident=changed, contract_of_rank=None)
 
     def _on_closed(self, closed: stop.Closed, now: float) -> Iterable[Effect]:
-        self.order_open = False
+        self.order_open, self._given = False, None
         self.ending.closed(closed := with_the_stopped(closed, self.ranks.values()))
         ending = "is done" if closed.outcome == "done" else "was given up"
         text = f"order {closed.generation} ({closed.kind}) {ending} after {closed.seconds:.2f} s: {closed.reason}"
@@ -397,3 +404,7 @@ class Attempt:
 
     def _event(self, now: float, kind: str, *, text: str, **more: Any) -> AppendEvent:
         return self._shared.log.line(now, kind, attempt=self.number, text=text, **more)
+
+
+def _is_hold(event: stop.Event) -> bool:
+    return isinstance(event, stop.FromRank) and isinstance(event.message, m.Hold)

@@ -33,11 +33,13 @@ class Ending:
         if isinstance(order, m.Commit) and order.leave:
             self._leave_codes[order.generation] = order.exit_code
 
-    def left(self, generation: int) -> None:
-        if generation in self._leave_codes:
-            self._left_code = self._leave_codes[generation]
-        else:
+    def left(self, generation: int, *, earlier: int | None) -> None:
+        """A rank has, on the order of that number. `earlier`: the code of one that a daemon before this one gave."""
+        code = self._leave_codes.get(generation, earlier)
+        if code is None:
             self._left_a_failure = True
+        else:
+            self._left_code = code
 
     def closed(self, closed: stop.Closed) -> None:
         if closed.outcome == "done":
@@ -56,7 +58,7 @@ class Ending:
             return self._left_code  # the order was given up, but not before ranks had left on it: their keepers say 0
         if failed and self.stood_code is not None and not observed:
             return self.stood_code
-        if failed and bad_batch:
+        if (failed or self._left_a_failure) and bad_batch:
             return m.EXIT_BAD_DATA
         if not failed and self._left_a_failure:
             return (

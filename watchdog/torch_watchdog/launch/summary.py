@@ -29,6 +29,7 @@ __all__ = [
     "shortened",
     "steps_told",
     "summarise",
+    "to_go_on",
     "was_survived",
     "what_happened",
     "what_offends",
@@ -103,6 +104,18 @@ def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantin
         quarantine=quarantine,
         **told,
     )
+
+
+def to_go_on(
+    checkpoint: Mapping[str, Any], record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None, restores: bool
+) -> list[str]:
+    """What to type, of a job whose launch may still run; nothing where `record`, its job.json, does not name its command."""
+    command = tuple(record.get("command") or ())
+    end = JobEnd(
+        job=run_dir.name, run_dir=str(run_dir), exit_code=0, stopped_by_us=True, ranks_reported=1, options=tuple(record.get("options") or ()),
+        command=command, folder=record.get("folder") or None, here=here, quarantine=quarantine, restores=restores,
+    )  # fmt: skip
+    return _resume_lines(checkpoint, end) if command else []
 
 
 def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
