@@ -22,7 +22,7 @@ class PartOfARank:
         self.loop = Loop()
         self.loop.resumed(5)
         empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())
-        self.subjects = SimpleNamespace(now=lambda: empty, scheduled=int)
+        self.subjects = SimpleNamespace(now=lambda: empty, scheduled=int, optimizers=tuple)
         self.history = SimpleNamespace(flush=lambda **_: None)
         self.said: list[str] = []
         self.say = self.said.append

@@ -206,7 +206,7 @@ class Rank:
         if self.at_gate.undo:
             self.at_gate.before_fetch()
         self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step), trains=trains)
-        act = self.gate.boundary()
+        act = self.gate.boundary() if trains or not self.rescuer.is_half_done() else None
         if act is not None:
             self.saver.act(act.commit, step=self.gate.passed + 1)
 

@@ -67,6 +67,10 @@ class Rescuer:
         """
         self._come_to(("window" if in_window else "boundary") if trains else self._phase)
 
+    def is_half_done(self) -> bool:
+        """Whether what belongs to the newest update may be still to come, although a batch is asked for: of an evaluation."""
+        return self._phase == "after" and bool(self._window.missing(self._rank.subjects.optimizers()))
+
     def at_pass_end(self) -> None:
         """The loop has had all batches. What it does now, a scheduler's step say, it does once for all of them, and no mere update has to wait for it."""
         if self._phase == "boundary":
