@@ -73,7 +73,7 @@ class SimulatedNode:
     def report(self, *blocks: m.StepBlock, events: tuple[m.RankEvent, ...] = ()) -> None:
         """Returns once it is on disk."""
         self._seq += 1
-        self._reports.put(codec.node_message(m.NodeReport(seq=self._seq, time_ns=1, blocks=blocks, events=events)))
+        self._reports.put(codec.node_message(m.NodeReport(seq=self._seq, time_ns=1, steps=m.StepTable.of(blocks), events=events)))
         next(self._telemetry)
 
     def steps(self, rank: int, *steps: int, attempt: int = 0, loss: float = 1.0) -> None:

@@ -21,6 +21,7 @@ PURE = (
     "proto/torch_watchdog_proto/names.py",
     "proto/torch_watchdog_proto/record.py",
     "proto/torch_watchdog_proto/rescue_words.py",
+    "proto/torch_watchdog_proto/step_words.py",
     "proto/torch_watchdog_proto/stop/*.py",
     "watchdog/torch_watchdog/job/*.py",
     "watchdog/torch_watchdog/rules/*.py",
@@ -68,6 +69,7 @@ PURE_IMPORTS = {
     "torch_watchdog_proto.names",
     *(
         "torch_watchdog_proto.rescue_words",
+        "torch_watchdog_proto.step_words",
         "torch_watchdog_proto.stop",
         "torch_watchdog.job",
         "torch_watchdog.rules",

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Look, Looked, Release, Rescue
+from torch_watchdog_proto.step_words import NO_STEPS
+from torch_watchdog_proto.step_words import StepBlock as StepBlock
+from torch_watchdog_proto.step_words import StepTable as StepTable
+from torch_watchdog_proto.step_words import TensorColumns as TensorColumns
 
 Policy: TypeAlias = Literal["stop", "skip", "observe"]
 Phase: TypeAlias = Literal["start", "train", "eval", "saving", "end"]
@@ -318,64 +322,6 @@ Order: TypeAlias = Prepare | Commit | Abandon | WriteCommitted | Leave | Free | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorColumns:
-    """Statistics of one tensor of the batch, one entry per row of `rows` (an index into the block's micro-steps)."""
-
-    key: str
-    dtype: str
-    rows: tuple[int, ...]
-    low: tuple[float, ...]  # integers too: exact up to 2**53, larger ones saturate
-    high: tuple[float, ...]
-    negatives: tuple[int, ...]
-    ignored: tuple[int, ...]
-    finite: tuple[bool, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    bound_low: float | None = None  # what the run is known to take, where it is known
-    bound_high: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBlock:
-    """What one rank recorded over one flush, by columns. Micro-step columns have one entry per batch, step columns one per optimizer step."""
-
-    rank: int
-    attempt: int
-    pid: int
-    first_record: int  # the ring's sequence number of the first record in here
-    lost_records: int = 0  # overwritten or torn before they could be read
-    # per micro-step
-    micro_step: tuple[int, ...] = ()
-    micro_of_step: tuple[int, ...] = ()
-    micro_time_ns: tuple[int, ...] = ()
-    loader_ns: tuple[int, ...] = ()
-    loss: tuple[float, ...] = ()  # NaN where there was none: see loss_known
-    loss_known: tuple[bool, ...] = ()
-    evaluation: tuple[bool, ...] = ()
-    forward_ns: tuple[int, ...] = ()  # from the hand-over to backward, 0 where not known
-    scale: tuple[float, ...] = ()  # the GradScaler's newest known, 0 where there is none
-    reach: tuple[float, ...] = ()  # largest |2p - 1| of the probabilities p given to binary_cross_entropy: 1 is their edge, 0 none
-    # per optimizer step
-    step: tuple[int, ...] = ()
-    step_time_ns: tuple[int, ...] = ()  # wall time of the gate
-    step_ns: tuple[int, ...] = ()
-    vetoed: tuple[bool, ...] = ()
-    allocated_bytes: tuple[int, ...] = ()
-    reserved_bytes: tuple[int, ...] = ()
-    peak_bytes: tuple[int, ...] = ()
-    updates_applied: tuple[int, ...] = ()
-    backward_ns: tuple[
-        int, ...
-    ] = ()  # from each loss to the next fetch or the gate, and in the forward's own waiting: what is not the rank's own
-    grad_norm: tuple[float, ...] = ()  # of the loop's own clipping, or on request ours; -1: none
-    alloc_retries: tuple[int, ...] = ()  # of the allocator so far
-    update_ns: tuple[int, ...] = ()  # the part of backward_ns in which the optimizer changed the parameters, 0 where not known
-    tensors: tuple[TensorColumns, ...] = ()
-    gpu: str = ""  # UUID of the GPU that this rank computes on
-    tokens: int = 0  # ids that the tokenizer of its data has, 0 where none is known
-    norms_of_shard: bool = False  # grad_norm is of this rank's shard of the gradients
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
     """One poll of one GPU through NVML; None where the card does not say."""
 
@@ -444,10 +390,15 @@ class NodeReport:
 
     seq: int
     time_ns: int
-    blocks: tuple[StepBlock, ...] = ()
+    steps: StepTable = NO_STEPS
     events: tuple[RankEvent, ...] = ()
     gpus: tuple[GpuSample, ...] = ()
     dropped_reports: int = 0
+
+    @property
+    def blocks(self) -> tuple[StepBlock, ...]:
+        """Its steps rank by rank, made anew each time."""
+        return self.steps.blocks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

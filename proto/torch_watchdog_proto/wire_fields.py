@@ -1,7 +1,7 @@
 """One dataclass <-> one protobuf message, field by field, after the dataclass's own type hints.
 
 Owns the conventions (a protobuf field named `X_delta` holds X as differences, `X_json` as JSON text) and the bounds: every text, list and column
-has a limit, columns that belong together have one length. Knows no particular message but the columns of a StepBlock; `codec.py` knows them.
+has a limit, columns that belong together have one length. Knows no particular message but those of steps; `codec.py` knows them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch_watchdog_proto import messages
+from torch_watchdog_proto.step_words import BLOCK_COLUMNS, MICRO_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, StepBlock, StepTable, TensorColumns
 
 __all__ = ["MAX_ITEMS", "MAX_TEXT", "MalformedMessageError", "read_fields", "write_fields"]
 
@@ -79,7 +79,7 @@ def _delta_field(name: str) -> _Field:
         padded = (0, *_bounded(tuple(values), name))
         getattr(message, column).extend(after - before for before, after in itertools.pairwise(padded))
 
-    return _Field(name, write, lambda message: tuple(itertools.accumulate(_entries(getattr(message, column), name))))
+    return _Field(name, write, lambda message: tuple(itertools.accumulate(_bounded(getattr(message, column), name)[:])))
 
 
 def _json_field(name: str, *, many: bool) -> _Field:
@@ -115,10 +115,12 @@ def _write_shapes(message: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
 
 
 def _read_shapes(message: Any) -> tuple[tuple[int, ...], ...]:
-    ndim, dims = _entries(message.ndim, "ndim"), message.dims[:]
+    ndim, dims = _bounded(message.ndim, "ndim")[:], message.dims[:]
     if sum(ndim) != len(dims):
         raise MalformedMessageError(f"shapes announce {sum(ndim)} sizes, {len(dims)} are there")
     sizes = iter(dims)
+    if ndim and min(ndim) == max(ndim) > 0:  # nearly all of them
+        return tuple(zip(*(sizes,) * ndim[0], strict=True))
     return tuple([tuple(itertools.islice(sizes, count)) for count in ndim])
 
 
@@ -176,9 +178,9 @@ def _list_field(name: str, item: Any) -> _Field:
     if _options(item)[0] == (int, float):
         return _each_field(name, _write_number, _read_number)
 
-    if item is not str:  # columns of numbers, thousands of entries a second: nothing to look at in each
+    if item is not str:  # nothing to look at in each; all of them at once, for protobuf hands out one after the other more slowly
         return _Field(
-            name, lambda m, values: getattr(m, name).extend(_bounded(values, name)), lambda m: tuple(_entries(getattr(m, name), name))
+            name, lambda m, values: getattr(m, name).extend(_bounded(values, name)), lambda m: tuple(_bounded(getattr(m, name), name)[:])
         )
 
     def checked(values: Any) -> Any:
@@ -234,11 +236,6 @@ def _bounded(values: Any, name: str) -> Any:
     return values
 
 
-def _entries(column: Any, name: str) -> list[Any]:
-    """All of a repeated field at once: protobuf hands out one entry after the other more slowly."""
-    return typing.cast("list[Any]", _bounded(column, name)[:])
-
-
 def _text(text: str, name: str, most: int = MAX_TEXT) -> str:
     if len(text) > most:
         raise MalformedMessageError(f"{name} has {len(text)} characters, at most {most} are allowed")
@@ -247,26 +244,29 @@ def _text(text: str, name: str, most: int = MAX_TEXT) -> str:
 
 def _check_value(value: Any) -> None:
     """What no single field can tell: columns that belong together have one length (or are absent: an older peer), rows point into the block."""
-    if isinstance(value, messages.StepBlock):
-        micro, steps = len(value.micro_step), len(value.step)
-        _check_columns(value, _MICRO_COLUMNS, micro)
-        _check_columns(value, _STEP_COLUMNS, steps)
-        for tensor in value.tensors:
-            if any(row not in range(micro) for row in tensor.rows):
-                raise MalformedMessageError(f"{tensor.key[:80]}: a row is not one of the block's {micro} micro-steps")
-    elif isinstance(value, messages.TensorColumns):
-        _check_columns(value, _TENSOR_COLUMNS, len(value.rows))
+    if isinstance(value, StepBlock):
+        _check_steps(value, len(value.micro_step), len(value.step))
+    elif isinstance(value, StepTable):
+        for name in (*BLOCK_COLUMNS, "num_micro_steps", "num_steps"):
+            _check_length(value, name, (len(value.rank),))
+        _check_length(value, "micro_step", (sum(value.num_micro_steps),))
+        _check_length(value, "step", (sum(value.num_steps),))
+        _check_steps(value, len(value.micro_step), len(value.step))
+    elif isinstance(value, TensorColumns):
+        for name in TENSOR_COLUMNS:
+            _check_length(value, name, (0, len(value.rows)))
 
 
-_MICRO_COLUMNS = ("micro_of_step", "micro_time_ns", "loader_ns", "loss", "loss_known", "evaluation", "forward_ns", "scale", "reach")
-_STEP_COLUMNS = (
-    "step_time_ns", "step_ns", "vetoed", "allocated_bytes", "reserved_bytes", "peak_bytes", "updates_applied", "backward_ns", "grad_norm",
-    "alloc_retries", "update_ns",
-)  # fmt: skip
-_TENSOR_COLUMNS = ("low", "high", "negatives", "ignored", "finite", "shapes")
+def _check_steps(value: StepBlock | StepTable, micro: int, steps: int) -> None:
+    for name in MICRO_COLUMNS:
+        _check_length(value, name, (0, micro))
+    for name in STEP_COLUMNS:
+        _check_length(value, name, (0, steps))
+    for tensor in value.tensors:
+        if tensor.rows and not 0 <= min(tensor.rows) <= max(tensor.rows) < micro:
+            raise MalformedMessageError(f"{tensor.key[:80]}: a row is not one of the {micro} micro-steps")
 
 
-def _check_columns(value: Any, names: tuple[str, ...], length: int) -> None:
-    for name in names:
-        if len(getattr(value, name)) not in (0, length):
-            raise MalformedMessageError(f"column {name} has {len(getattr(value, name))} entries where {length} belong")
+def _check_length(value: Any, name: str, allowed: tuple[int, ...]) -> None:
+    if len(getattr(value, name)) not in allowed:
+        raise MalformedMessageError(f"column {name} has {len(getattr(value, name))} entries where {allowed[-1]} belong")

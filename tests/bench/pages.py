@@ -29,7 +29,7 @@ from torch_watchdog.web.access import Access, Role  # noqa: E402
 from torch_watchdog.web.app import make_app  # noqa: E402
 from torch_watchdog.web.server import serving_web  # noqa: E402
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus  # noqa: E402
-from torch_watchdog_proto.messages import NodeReport, StepBlock  # noqa: E402
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable  # noqa: E402
 
 TOKEN, PER_NODE, HOUR_S, STEPS_A_REPORT = "a-token-of-the-benchmark", 8, 3_600, 20
 VISITS = 5
@@ -86,7 +86,7 @@ class MadeUp:
 
     def train_for_an_hour(self) -> None:
         reports = [
-            (_node(first), NodeReport(seq=1, time_ns=1, blocks=tuple(_block(rank, 0) for rank in range(first, first + PER_NODE))))
+            (_node(first), NodeReport(seq=1, time_ns=1, steps=StepTable.of([_block(rank, 0) for rank in range(first, first + PER_NODE)])))
             for first in range(0, self.num_ranks, PER_NODE)
         ]
         while self.now_s < HOUR_S:

@@ -15,7 +15,7 @@ from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import xid_codes
 from torch_watchdog.rules.engine import Engine
-from torch_watchdog_proto.messages import NodeHello, NodeReport, StepBlock, TensorColumns
+from torch_watchdog_proto.messages import NodeHello, NodeReport, StepBlock, StepTable, TensorColumns
 
 PER_NODE = 8
 STEPS = 80  # the windows are full after 64
@@ -56,10 +56,10 @@ def report(what: str, seconds: list[float]) -> None:
 def engine_seconds(ranks: int) -> list[float]:
     engine, rng, spent = Engine(codes=xid_codes(), changes={}), random.Random(0), []
     for step in range(STEPS):
-        blocks = [block(rank, step, rng) for rank in range(ranks)]
+        tables = [StepTable.of([block(rank, step, rng) for rank in range(first, first + PER_NODE)]) for first in range(0, ranks, PER_NODE)]
         begun = time.process_time()
-        for one in blocks:
-            engine.take_block(one, float(step))
+        for table in tables:
+            engine.take_steps(table, float(step))
         found = engine.judge(step + 1.0)
         spent.append(time.process_time() - begun)
         assert not found, found[0]
@@ -75,7 +75,7 @@ def job_seconds(ranks: int) -> list[float]:
         job.handle(NodeJoined(hello=hello(str(node))), now=0.0)
     for step in range(STEPS):
         reports = [
-            NodeReport(seq=step + 1, time_ns=step, blocks=tuple(block(rank, step, rng) for rank in range(first, first + PER_NODE)))
+            NodeReport(seq=step + 1, time_ns=step, steps=StepTable.of([block(rank, step, rng) for rank in range(first, first + PER_NODE)]))
             for first in range(0, ranks, PER_NODE)
         ]
         begun = time.process_time()

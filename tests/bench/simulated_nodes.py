@@ -22,7 +22,7 @@ import grpc
 
 from torch_watchdog_proto import __version__, codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, ControlHello, RankSaid
-from torch_watchdog_proto.messages import GpuSample, NodeHello, NodeReport, RankHello, StepBlock, TensorColumns
+from torch_watchdog_proto.messages import GpuSample, NodeHello, NodeReport, RankHello, StepBlock, StepTable, TensorColumns
 from torch_watchdog_proto.v1 import telemetry_pb2
 
 JOB, SESSION = "scale", "s"
@@ -37,28 +37,29 @@ class Template:
     """One node's report of so many steps of each rank; only what changes is written anew."""
 
     def __init__(self, ranks: range, rows: int) -> None:
-        self._ranks, self._rows = ranks, rows
-        self._message = codec.node_message(NodeReport(seq=1, time_ns=1, blocks=tuple(_block(rank, rows) for rank in ranks)))
+        self._ranks = ranks
+        self._message = codec.node_message(NodeReport(seq=1, time_ns=1, steps=StepTable.of([_block(rank, rows) for rank in ranks])))
         self._report = self._message.report
 
     def made(self, seq: int, first_step: int, rng: random.Random, *, xid: bool) -> bytes:
         now_ns = time.time_ns()
         self._report.seq, self._report.time_ns = seq, now_ns
-        for block in self._report.blocks:
-            block.first_record = 5 * first_step
-            block.micro_of_step_delta[0] = block.step_delta[0] = block.updates_applied_delta[0] = first_step
-            block.micro_time_ns_delta[0] = block.step_time_ns_delta[0] = now_ns
-            for row in range(self._rows):
-                own_ns = int(rng.uniform(0.7e9, 0.8e9))
-                block.loss[row], block.grad_norm[row] = rng.uniform(2, 3), rng.uniform(0.5, 1.5)
-                block.forward_ns[row], block.backward_ns[row] = own_ns, 10**9 - own_ns
+        steps = self._report.steps
+        steps.first_record[:] = [5 * first_step] * len(self._ranks)
+        # The first of each column alone: all after it are differences.
+        steps.micro_of_step_delta[0] = steps.step_delta[0] = steps.updates_applied_delta[0] = first_step
+        steps.micro_time_ns_delta[0] = steps.step_time_ns_delta[0] = now_ns
+        for row in range(len(steps.loss)):
+            own_ns = int(rng.uniform(0.7e9, 0.8e9))
+            steps.loss[row], steps.grad_norm[row] = rng.uniform(2, 3), rng.uniform(0.5, 1.5)
+            steps.forward_ns[row], steps.backward_ns[row] = own_ns, 10**9 - own_ns
         if not xid:
             return bytes(self._message.SerializeToString())
         sample = GpuSample(
             time_ns=now_ns, index=0, uuid=gpu_of(self._ranks[0]), name="simulated", memory_used_bytes=1, memory_total_bytes=2, xids=(79,)
         )
         told = codec.node_message(NodeReport(seq=seq, time_ns=now_ns, gpus=(sample,)))
-        told.report.blocks.MergeFrom(self._report.blocks)
+        told.report.steps.CopyFrom(self._report.steps)
         return bytes(told.SerializeToString())
 
 
@@ -97,7 +98,7 @@ class Node:
             try:
                 await self._run(begin, seconds, metadata)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                print(f"node {self.number}, joined: {self._joined}: {type(error).__name__}: {error}"[:200], file=sys.stderr, flush=True)
+                print(f"node {self.number}, joined: {self._joined}: {type(error).__name__}: {error}"[:400], file=sys.stderr, flush=True)
                 await asyncio.sleep(random.uniform(0.5, 2.0))
 
     async def _run(self, begin: asyncio.Event, seconds: float, metadata: Any) -> None:

@@ -279,8 +279,8 @@ class Watched:
 
         steps = lost = 0
         for _, _, report in read_reports(self._root / "runs" / JOB):
-            steps += sum(len(block.step) for block in report.blocks)
-            lost += sum(block.lost_records for block in report.blocks)
+            steps += len(report.steps.step)
+            lost += sum(report.steps.lost_records)
         return steps, lost
 
     def _wraps(self) -> int:

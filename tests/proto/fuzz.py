@@ -93,7 +93,7 @@ def seeds() -> list[bytes]:
     report = m.NodeReport(
         seq=1,
         time_ns=1,
-        blocks=(block,),
+        steps=m.StepTable.of((block,)),
         gpus=(m.GpuSample(time_ns=1, index=0, uuid="GPU-0", name="g", memory_used_bytes=1, memory_total_bytes=2),),
     )
     hello = m.NodeHello(job="j", node="n", version="0.1.0", policy="stop", command=("train",), run_dir="/r", session="s")

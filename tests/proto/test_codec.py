@@ -44,6 +44,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
 def instances_of(cls: type[Any]) -> st.SearchStrategy[Any]:
     if cls is messages.StepBlock:
         return step_blocks()
+    if cls is messages.StepTable:
+        return st.lists(step_blocks(), max_size=3).map(messages.StepTable.of)
     hints = typing.get_type_hints(cls)
     fields = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(cls)}
     return st.builds(cls, **fields)
@@ -192,6 +194,44 @@ def received(**fields: Any) -> Any:
 def test_a_receiver_refuses_a_block_whose_columns_do_not_fit(message: Any) -> None:
     with pytest.raises(codec.MalformedMessageError):
         codec.read_plain_message(message)
+
+
+def table(**columns: Any) -> Any:
+    whole = {
+        "rank": [0, 1],
+        "attempt": [0, 0],
+        "pid": [1, 2],
+        "first_record": [1, 1],
+        "lost_records": [0, 0],
+        "gpu": ["", ""],
+        "tokens": [0, 0],
+    }
+    counts = {"norms_of_shard": [False, False], "num_micro_steps": [1, 0], "num_steps": [0, 1], "micro_step_delta": [0], "step_delta": [3]}
+    return telemetry_pb2.NodeMessage(report=telemetry_pb2.NodeReport(steps=telemetry_pb2.StepTable(**(whole | counts | columns))))
+
+
+def test_a_table_is_read_as_the_blocks_of_its_ranks() -> None:
+    report = codec.read_node_message(table())
+    assert [(block.rank, block.micro_step, block.step) for block in report.blocks] == [(0, (0,), ()), (1, (), (3,))]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"num_steps": [1, 1]},
+        {"num_micro_steps": [2**31, 2**31]},
+        {"num_steps": [1]},
+        {"gpu": []},
+        {"step_ns": [1, 1]},
+        {"loss": [1.0] * (codec.MAX_ITEMS + 1)},
+        {"tensors": [telemetry_pb2.TensorColumns(rows_delta=[1])]},
+        {"tensors": [telemetry_pb2.TensorColumns(rows_delta=[-1])]},
+    ],
+    ids=str,
+)
+def test_a_receiver_refuses_a_table_whose_columns_do_not_fit(columns: dict[str, Any]) -> None:
+    with pytest.raises(codec.MalformedMessageError):
+        codec.read_node_message(table(**columns))
 
 
 @pytest.mark.parametrize(

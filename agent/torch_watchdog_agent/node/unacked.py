@@ -67,9 +67,8 @@ class UnackedReports:
 
 def _estimated_bytes(report: NodeReport) -> int:
     """In memory, roughly: what counts is the number of column entries."""
-    entries = 0
-    for block in report.blocks:
-        entries += 7 * len(block.micro_step) + 8 * len(block.step)
-        entries += sum(12 * len(tensor.rows) for tensor in block.tensors)
+    steps = report.steps
+    entries = 10 * len(steps.rank) + 10 * len(steps.micro_step) + 11 * len(steps.step)
+    entries += sum(12 * len(tensor.rows) for tensor in steps.tensors)
     texts = sum(200 + len(event.text) for event in report.events)
-    return 200 + 40 * entries + 500 * len(report.blocks) + texts + 300 * len(report.gpus)
+    return 200 + 40 * entries + 500 * len(steps.tensors) + texts + 300 * len(report.gpus)

@@ -29,7 +29,7 @@ from torch_watchdog_agent.node.stopped import StoppedRanks
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
-from torch_watchdog_proto.messages import Abandon, GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock
+from torch_watchdog_proto.messages import Abandon, GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock, StepTable
 from torch_watchdog_proto.record import Note
 from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked, Release
 
@@ -265,7 +265,7 @@ def _reports(blocks: Sequence[StepBlock], events: Sequence[RankEvent], gpus: Seq
     for number, piece in enumerate(pieces):
         last = number == len(pieces) - 1
         yield NodeReport(
-            seq=0, time_ns=time.time_ns(), blocks=piece, events=tuple(events) if last else (), gpus=tuple(gpus) if last else ()
+            seq=0, time_ns=time.time_ns(), steps=StepTable.of(piece), events=tuple(events) if last else (), gpus=tuple(gpus) if last else ()
         )  # fmt: skip
 
 

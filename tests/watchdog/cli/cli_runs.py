@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.run_directory import RunDirectory, write_json
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 TIMEOUT_S = 60
 INCIDENT: dict[str, Any] = {
@@ -87,6 +87,6 @@ def add_steps(directory: RunDirectory) -> None:
             peak_bytes=(0,) * 4,
             updates_applied=(1, 2, 3, 3),
         )
-        files.append_report("node-a", "0", NodeReport(seq=rank + 1, time_ns=5, blocks=(block,)))
+        files.append_report("node-a", "0", NodeReport(seq=rank + 1, time_ns=5, steps=StepTable.of((block,))))
     files.write_incident(INCIDENT, None)
     files.close()

@@ -13,7 +13,7 @@ import torch_watchdog_proto
 from torch_watchdog.cli.rules import command
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.store.job_files import JobFiles
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 SCHEMA = Path(torch_watchdog_proto.__path__[0]) / "incident.schema.json"
 KINDS = json.loads(SCHEMA.read_text())["properties"]["kind"]["enum"]
@@ -38,7 +38,7 @@ def recorded(tmp_path: Path) -> Path:
     """The folder of a run of two ranks, one step a second, in which rank 1's loss leaves its range at step 60."""
     files = JobFiles(tmp_path / "runs" / "job")
     for step in range(70):
-        report = NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, blocks=(block(0, step), block(1, step)))
+        report = NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, steps=StepTable.of((block(0, step), block(1, step))))
         files.append_report("node", "session", report)
     files.close()
     (tmp_path / "runs" / "job" / "job.json").write_text("{}")
@@ -121,7 +121,7 @@ def test_a_scaler_that_may_look_for_longer_is_judged_by_what_is_set(tmp_path: Pa
     for step in range(20):
         loss = float("inf") if 8 <= step < 14 else 1.0
         blocks = tuple(dataclasses.replace(block(rank, step), loss=(loss,), scale=(1024.0,)) for rank in range(2))
-        files.append_report("node", "session", NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, blocks=blocks))
+        files.append_report("node", "session", NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, steps=StepTable.of(blocks)))
     files.close()
     (tmp_path / "runs" / "job" / "job.json").write_text("{}")
     expected = SPIKE.replace("loss.spike", "loss.not_finite").replace("rank = 1", "")
@@ -150,7 +150,7 @@ def test_a_run_whose_loss_is_nan_is_judged_again_as_such(tmp_path: Path) -> None
     for step in range(6):
         blocks = tuple(block(rank, step) for rank in range(2))
         blocks = (blocks[0], dataclasses.replace(blocks[1], loss=(float("nan"),))) if step == 4 else blocks
-        files.append_report("node", "session", NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, blocks=blocks))
+        files.append_report("node", "session", NodeReport(seq=step + 1, time_ns=(1000 + step) * 10**9, steps=StepTable.of(blocks)))
     files.close()
     (tmp_path / "runs" / "job" / "job.json").write_text("{}")
     expected = SPIKE.replace("loss.spike", "loss.not_finite")

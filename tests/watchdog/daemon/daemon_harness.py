@@ -214,7 +214,7 @@ HELLO = m.NodeHello(job="job", node="node", version="0.1.0", policy="stop", comm
 
 
 def report(seq: int, *steps: int) -> m.NodeReport:
-    return m.NodeReport(seq=seq, time_ns=seq, blocks=(m.StepBlock(rank=0, attempt=0, pid=1, first_record=1, step=steps),))
+    return m.NodeReport(seq=seq, time_ns=seq, steps=m.StepTable.of((m.StepBlock(rank=0, attempt=0, pid=1, first_record=1, step=steps),)))
 
 
 def talk(address: str, *says: Any, metadata: Any = ()) -> list[Any]:

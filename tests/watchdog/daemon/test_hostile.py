@@ -70,7 +70,7 @@ def valid_messages() -> list[bytes]:
     block = m.StepBlock(rank=0, attempt=0, pid=1, first_record=1, step=(1, 2), step_ns=(1, 1))
     return [
         codec.node_message(hello).SerializeToString(),
-        codec.node_message(m.NodeReport(seq=1, time_ns=1, blocks=(block,))).SerializeToString(),
+        codec.node_message(m.NodeReport(seq=1, time_ns=1, steps=m.StepTable.of((block,)))).SerializeToString(),
         codec.control_message(ControlHello(job="good", node="n", session="s", version="0.1.0")).SerializeToString(),
         codec.control_message(
             RankSaid(attempt=0, message=m.Noticed(rank=0, step=1, micro_step=0, violation=BAD_TOKEN))

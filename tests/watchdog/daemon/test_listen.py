@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import grpc
 import pytest
 from daemon_harness import Place, until
 
+from torch_watchdog.daemon.listen import new_server
 from torch_watchdog.errors import DaemonStartError, DaemonUnreachableError
 from torch_watchdog_proto.tls import leaves_the_machine
 
@@ -116,3 +121,37 @@ def test_the_socket_is_for_this_user_only(place: Place) -> None:
 )
 def test_what_is_no_socket_and_no_loopback_address_leaves_the_machine(address: str, leaves: bool) -> None:
     assert leaves_the_machine(address) is leaves
+
+
+class Answering(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Every call, with nothing."""
+
+    def service(self, details: Any) -> Any:
+        async def answer(request: bytes, context: Any) -> bytes:
+            return request
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def test_no_call_is_refused_where_thousands_of_nodes_begin_in_one_moment() -> None:
+    answered, sent = Counter[grpc.StatusCode](), threading.Event()
+
+    def call(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            calls = [channel.unary_unary("/any/call").future(b"", timeout=60) for _ in range(3000)]
+            sent.set()
+            answered.update(one.code() for one in calls)
+
+    async def serve() -> None:
+        server = new_server(1 << 20)
+        server.add_generic_rpc_handlers((Answering(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        calling = asyncio.create_task(asyncio.to_thread(call, f"127.0.0.1:{port}"))
+        await asyncio.sleep(0)
+        assert sent.wait(60)  # the loop is busy with something else meanwhile, and takes none of them
+        await calling
+        await server.stop(0)
+
+    asyncio.run(serve())
+    assert answered == {grpc.StatusCode.OK: 3000}

@@ -54,7 +54,7 @@ def test_a_stream_that_does_not_begin_with_a_sound_hello_is_ended_with_the_reaso
 
 def test_a_malformed_report_ends_its_stream_and_keeps_what_came_before(place: Place) -> None:
     broken = telemetry_pb2.NodeMessage(report=telemetry_pb2.NodeReport(seq=2))
-    broken.report.blocks.add(step_delta=[1, 1], step_ns=[1])
+    broken.report.steps.MergeFrom(telemetry_pb2.StepTable(step_delta=[1, 1], step_ns=[1]))
     with place.daemon(), grpc.insecure_channel(place.socket) as channel:
         says = [codec.node_message(HELLO), codec.node_message(report(1, 0)), broken]
         with pytest.raises(grpc.RpcError) as caught:

@@ -13,7 +13,7 @@ from fleet_harness import Fleet, until
 from torch_watchdog.daemon import query_service
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.store.job_files import JobFiles
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 from torch_watchdog_proto.v1 import query_pb2, query_pb2_grpc
 
 NUM_BLOCKS, STEPS_EACH = 400, 2_000  # far more than gRPC keeps on the way
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     for number in range(NUM_BLOCKS):
         steps = range(number * STEPS_EACH, (number + 1) * STEPS_EACH)
         block = StepBlock(rank=0, attempt=0, pid=7, first_record=1, step=tuple(steps), step_ns=tuple(step * 7919 for step in steps))
-        files.append_report("node", "session", NodeReport(seq=number + 1, time_ns=1, blocks=(block,)))
+        files.append_report("node", "session", NodeReport(seq=number + 1, time_ns=1, steps=StepTable.of((block,))))
     files.append_event({"order": 1, "kind": "node.left", "exit_code": 0})
     files.close()
     return tmp_path

@@ -54,7 +54,7 @@ class Run:
             self.say(rank_hello(rank, self.world_size, attempt), attempt)
 
     def report(self, *blocks: m.StepBlock, events: tuple[m.RankEvent, ...] = ()) -> tuple[Effect, ...]:
-        return self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, blocks=blocks, events=events)))
+        return self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, steps=m.StepTable.of(blocks), events=events)))
 
     def wait(self, seconds: float) -> tuple[Effect, ...]:
         self.now += seconds

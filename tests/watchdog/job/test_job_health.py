@@ -54,7 +54,7 @@ class Run:
         """One second and one step of both ranks."""
         self.now += 1.0
         blocks = tuple(block(rank, step, loss, norm) for rank, loss in enumerate(losses))
-        self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, blocks=blocks, gpus=gpus)))
+        self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, steps=m.StepTable.of(blocks), gpus=gpus)))
         self.handle(Tick())
 
     def spike(self) -> None:
@@ -81,13 +81,13 @@ class Run:
             slow = step >= 40
             blocks = (replace(block(rank, step, 1.0, -1.0), loader_ns=(200_000_000 if slow and rank else 1_000_000,)) for rank in range(2))
             timed = tuple(replace(one, step_ns=(210_000_000 if slow else 10_000_000,)) for one in blocks)
-            self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, blocks=timed)))
+            self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, steps=m.StepTable.of(timed))))
             self.handle(Tick())
 
     def workers(self, text: str) -> tuple[Effect, ...]:
         """The node's answer for rank 1."""
         event = m.RankEvent(rank=1, attempt=0, pid=101, kind="workers", time_ns=0, order=1, text=text)
-        return self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, blocks=(), events=(event,))))
+        return self.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, events=(event,))))
 
 
 def block(rank: int, step: int, loss: float, norm: float) -> m.StepBlock:
@@ -178,7 +178,7 @@ def test_a_mistake_in_a_rule_ends_the_rules_and_nothing_else() -> None:
         key="x", dtype="int64", rows=(5,), low=(0,), high=(1,), negatives=(0,), ignored=(1,), finite=(True,), shapes=((1,),)
     )  # fmt: skip
     wrong = m.StepBlock(rank=0, attempt=0, pid=100, first_record=1, micro_step=(0,), micro_of_step=(0,), tensors=(shapeless,))
-    run.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, blocks=(wrong,))))
+    run.handle(ReportCame(node="node", report=m.NodeReport(seq=1, time_ns=0, steps=m.StepTable.of((wrong,)))))
     run.spike()
     assert run.events.count("rules.failed") == 1
     assert run.incidents == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_watchdog.report.history import JobHistory, history_of
-from torch_watchdog_proto.messages import GpuSample, NodeReport, StepBlock
+from torch_watchdog_proto.messages import GpuSample, NodeReport, StepBlock, StepTable
 
 SECOND = 10**9
 START_NS = 1_700_000_000 * SECOND
@@ -48,7 +48,7 @@ def history(num_steps: int = 6, *, ranks: int = 4, incidents: tuple[dict[str, An
         (
             f"node-{rank // 2}",
             "s",
-            NodeReport(seq=rank, time_ns=1, blocks=(block(rank, num_steps, **columns),), gpus=(gpu(rank, 1), gpu(rank, 2))),
+            NodeReport(seq=rank, time_ns=1, steps=StepTable.of((block(rank, num_steps, **columns),)), gpus=(gpu(rank, 1), gpu(rank, 2))),
         )
         for rank in range(ranks)
     ]

@@ -10,7 +10,7 @@ from histories import INCIDENT, block, history
 
 from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.perfetto import MAX_ARROWS, MAX_EVENTS, thinning, trace_events, trace_metadata
-from torch_watchdog_proto.messages import NodeReport
+from torch_watchdog_proto.messages import NodeReport, StepTable
 
 PLACE = {"pid": {"type": "integer", "minimum": 0}, "tid": {"type": "integer", "minimum": 0}, "name": {"type": "string", "minLength": 1}}
 TIMED = {**PLACE, "ts": {"type": "number", "minimum": 0}, "cat": {"type": "string"}, "args": {"type": "object"}}
@@ -126,6 +126,6 @@ def test_a_trace_of_many_ranks_and_incidents_stays_within_its_bound_in_events_an
 
 
 def test_attempts_are_processes_of_their_own() -> None:
-    reports = [("n", "s", NodeReport(seq=1, time_ns=1, blocks=(block(0, 3), block(0, 2, attempt=1))))]
+    reports = [("n", "s", NodeReport(seq=1, time_ns=1, steps=StepTable.of((block(0, 3), block(0, 2, attempt=1)))))]
     names = [event["args"]["name"] for event in events_of(history_of("j", {}, reports)) if event["name"] == "process_name"]
     assert names == ["job j", "node n, attempt 0", "node n, attempt 1"]

@@ -21,7 +21,7 @@ from torch_watchdog.report.history import history_of
 from torch_watchdog.report.markdown import markdown_report
 from torch_watchdog.report.page import report_page, timeline_page
 from torch_watchdog.report.story import facts_of, next_steps, story
-from torch_watchdog_proto.messages import GpuSample, NodeReport
+from torch_watchdog_proto.messages import GpuSample, NodeReport, StepTable
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 LAST_WORDS = ("job train-1 stopped", "  resume watchdog torchrun train.py --resume runs/train-1", "  more   watchdog timeline train-1")
@@ -196,7 +196,7 @@ def test_nothing_of_the_users_data_becomes_markup() -> None:
             NodeReport(
                 seq=1,
                 time_ns=1,
-                blocks=(block(1, 6),),
+                steps=StepTable.of((block(1, 6),)),
                 gpus=(GpuSample(time_ns=1, index=0, uuid=EVIL, name=EVIL, memory_used_bytes=1, memory_total_bytes=1),),
             ),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_watchdog.rules.engine import Engine, Finding
 from torch_watchdog.rules.xid import XidCode
-from torch_watchdog_proto.messages import GpuSample, StepBlock, TensorColumns
+from torch_watchdog_proto.messages import GpuSample, StepBlock, StepTable, TensorColumns
 
 GIB = 1 << 30
 UUID = "GPU-0"
@@ -60,8 +60,8 @@ class Watch:
         self.found: list[Finding] = []
 
     def second(self, *blocks: StepBlock, gpus: Iterable[GpuSample] = ()) -> None:
-        for one in blocks:
-            self.engine.take_block(one, self.now)
+        if blocks:
+            self.engine.take_steps(StepTable.of(blocks), self.now)
         for one in gpus:
             self.engine.take_gpu("node-1", one, self.now)
         self.now += 1.0

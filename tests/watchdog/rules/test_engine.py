@@ -13,21 +13,21 @@ from torch_watchdog.rules.catalogue import check_settings, rules_with
 from torch_watchdog.rules.engine import Engine
 from torch_watchdog.rules.limits import LIMITS
 from torch_watchdog.rules.settings import Timing
-from torch_watchdog_proto.messages import StepBlock
+from torch_watchdog_proto.messages import StepBlock, StepTable
 
 
 def test_nothing_is_due_before_anything_was_seen_and_a_look_is_due_after() -> None:
     engine = Engine(codes={}, changes={})
     assert engine.deadline is None
-    engine.take_block(block(0, 0), 10.0)
+    engine.take_steps(StepTable.of((block(0, 0),)), 10.0)
     assert engine.deadline == 10.0
 
 
 def test_it_looks_at_most_once_a_second_however_many_reports_come() -> None:
     engine = Engine(codes={}, changes={})
-    engine.take_block(block(0, 0), 10.0)
+    engine.take_steps(StepTable.of((block(0, 0),)), 10.0)
     engine.judge(10.0)
-    engine.take_block(block(0, 1), 10.1)
+    engine.take_steps(StepTable.of((block(0, 1),)), 10.1)
     assert engine.deadline == 11.0
 
 

@@ -12,7 +12,7 @@ from streams_made import Watch, block, sample
 
 from torch_watchdog.job.health import Health
 from torch_watchdog.knowledge import xid_codes
-from torch_watchdog_proto.messages import GpuSample
+from torch_watchdog_proto.messages import GpuSample, StepTable
 
 RECORDED = sorted((Path(__file__).parents[2] / "gpu" / "results").glob("nvml-*.json"))
 LOADS = [load for path in RECORDED for load in json.loads(path.read_text())["loads"]]
@@ -119,7 +119,7 @@ def expected_exit(code: int) -> int | None:
 def test_every_xid_is_told_with_its_meaning_and_decides_the_exit_code_by_its_owner(code: int) -> None:
     health = Health(codes=CODES, changes={})
     for second, xids in enumerate(((), (code,), ())):
-        health.take_block(block(4, second, gpu="GPU-0"), float(second))
+        health.take_steps(StepTable.of((block(4, second, gpu="GPU-0"),)), float(second))
         health.take_gpu("node-1", sample(second, xids=xids), float(second))
         found = health.findings(float(second), at_end=False)
         if second == 1:
@@ -131,7 +131,7 @@ def test_every_xid_is_told_with_its_meaning_and_decides_the_exit_code_by_its_own
 
 def test_of_an_application_error_and_the_hardware_fault_that_caused_it_the_hardware_decides() -> None:
     health = Health(codes=CODES, changes={})
-    health.take_block(block(4, 0, gpu="GPU-0"), 0.0)
+    health.take_steps(StepTable.of((block(4, 0, gpu="GPU-0"),)), 0.0)
     health.take_gpu("node-1", sample(0, xids=(43, 13, 79)), 0.0)
     assert [finding.sign.severity for finding in health.findings(0.0, at_end=True)] == ["warning", "warning", "critical"]
     assert health.exit_code == 75

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from streams_made import Watch, batches
 
-from torch_watchdog_proto.messages import StepBlock, TensorColumns
+from torch_watchdog_proto.messages import StepBlock, StepTable, TensorColumns
 
 STEPS, BEGINS = 1200, 610
 each_second = pytest.mark.parametrize("each_second", [1, 7, 40, 100, 256])
@@ -119,7 +119,8 @@ def test_what_a_look_costs_is_bounded_however_many_steps_have_come() -> None:
     for first in (0, 8192):
         for rank in range(2):
             steps = range(first, first + 8192)
-            watch.engine.take_block(batches(rank, [(step, 1.0) for step in steps], **few_labels(0)(rank, first, first + 8192)), watch.now)
+            one = batches(rank, [(step, 1.0) for step in steps], **few_labels(0)(rank, first, first + 8192))
+            watch.engine.take_steps(StepTable.of((one,)), watch.now)
         watch.now += 1
         begun = time.process_time()
         watch.engine.judge(watch.now)
@@ -135,6 +136,6 @@ def test_the_rules_look_as_often_as_the_ranks_allow() -> None:
     for ranks in (2, 2048, 8192):
         watch = Watch()
         for one in made_of(ranks):
-            watch.engine.take_block(one, watch.now)
+            watch.engine.take_steps(StepTable.of((one,)), watch.now)
         looks.append(sum(1 for _ in watch.engine._view.take_waiting()))
     assert looks == [8, 4, 1]

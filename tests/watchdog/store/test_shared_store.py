@@ -21,7 +21,7 @@ from torch_watchdog.store.record import Record, event_record, json_record, repor
 from torch_watchdog.store.retention import forget_old_files
 from torch_watchdog.store.transfer import bring_in, bring_out
 from torch_watchdog_proto.codec import stored_report
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 INCIDENT = {"id": "1", "kind": "rank.hang", "status": "firing"}
 
@@ -56,7 +56,7 @@ def run_directory(root: Path, name: str = "job") -> Path:
     files = JobFiles(root / name)
     for seq in (1, 2, 3):
         block = StepBlock(rank=0, attempt=0, pid=7, first_record=1, step=(seq,), step_ns=(1,))
-        files.append_report("node", "s", NodeReport(seq=seq, time_ns=seq, blocks=(block,)))
+        files.append_report("node", "s", NodeReport(seq=seq, time_ns=seq, steps=StepTable.of((block,))))
     files.append_event({"order": 1, "kind": "job.began", "text": "it begins"})
     files.write_incident(INCIDENT, None)
     files.write_stacks("1", "a stack")

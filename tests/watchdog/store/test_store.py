@@ -17,7 +17,7 @@ from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.read import read_blocks, read_events, read_incidents, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog.store.segments import SegmentWriter, read_frames, segment_files
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 
 def block(rank: int, *steps: int) -> StepBlock:
@@ -25,7 +25,7 @@ def block(rank: int, *steps: int) -> StepBlock:
 
 
 def report(seq: int, *blocks: StepBlock) -> NodeReport:
-    return NodeReport(seq=seq, time_ns=seq, blocks=blocks)
+    return NodeReport(seq=seq, time_ns=seq, steps=StepTable.of(blocks))
 
 
 def keep(root: Path, *reports: NodeReport) -> None:

@@ -6,17 +6,18 @@ import json
 import math
 
 from torch_watchdog.web.heat import COLUMNS, MAX_ROWS, HeatMap
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 
 def report(*ranks: int, step_ms: float = 100, loss: float = 2.0, steps: int = 1) -> NodeReport:
     blocks = tuple(
         StepBlock(
-            rank=rank, attempt=0, pid=1, first_record=1, step_ns=(int(step_ms * 1e6),) * steps, loader_ns=(10**7,), loss=(loss,), loss_known=(True,)
+            rank=rank, attempt=0, pid=1, first_record=1, step=tuple(range(steps)), step_ns=(int(step_ms * 1e6),) * steps, micro_step=(0,),
+            loader_ns=(10**7,), loss=(loss,), loss_known=(True,),
         )
         for rank in ranks
     )  # fmt: skip
-    return NodeReport(seq=1, time_ns=1, blocks=blocks)
+    return NodeReport(seq=1, time_ns=1, steps=StepTable.of(blocks))
 
 
 def test_a_cell_is_the_mean_of_its_ranks_steps() -> None:

@@ -27,7 +27,7 @@ from torch_watchdog.scan.tell import headline
 from torch_watchdog.store.read import epoch_s, holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 __all__ = ["JobLook", "all_jobs", "find_job", "listed", "live_client", "live_daemon"]
 
@@ -101,7 +101,8 @@ class DiskJob:
     def history(self, rank: int | None) -> JobHistory:
         root = self.directory.root
         reports = (
-            (node, session, replace(report, blocks=tuple(holds_steps(report.blocks, rank)))) for node, session, report in read_reports(root)
+            (node, session, replace(report, steps=StepTable.of(list(holds_steps(report.blocks, rank)))))
+            for node, session, report in read_reports(root)
         )
         history = history_of(self.name, self.record(), reports, incidents=self.incidents(), events=read_events(root))
         return replace(history, scan=headline(read_results(root))) if is_scan(root) else history
@@ -144,7 +145,9 @@ class DaemonJob:
 
     def history(self, rank: int | None) -> JobHistory:
         node_of = {found.rank: found.node for found in self.status().ranks}
-        reports = ((node_of.get(block.rank, ""), "", NodeReport(seq=0, time_ns=0, blocks=(block,))) for block in self.blocks(rank))
+        reports = (
+            (node_of.get(block.rank, ""), "", NodeReport(seq=0, time_ns=0, steps=StepTable.of((block,)))) for block in self.blocks(rank)
+        )
         return history_of(self.name, self.record(), reports, incidents=self.incidents())
 
     def folder(self) -> Path | None:

@@ -21,6 +21,7 @@ __all__ = ["bind", "new_server"]
 
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_UNIX_PATH_BYTES = 107  # of sockaddr_un
+_MAX_PENDING_CALLS = 32_768  # thousands of nodes begin in one moment; past its own 1,000 gRPC refuses calls at random
 
 
 def new_server(max_message_bytes: int) -> Any:
@@ -33,6 +34,8 @@ def new_server(max_message_bytes: int) -> Any:
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_time_ms", 10_000),  # a node that the network has lost must be seen as away
         ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
     ]
     return grpc.aio.server(options=options)
 

@@ -177,12 +177,12 @@ class LiveJob:
         self._counters.reports += 1
         name = self.job.name
         self._keep(lambda: self._files.append_stored(stored()), lambda: report_record(name, node, report.seq, stored()), done)
-        if report.blocks:
+        if report.steps.rank:
             load_numpy()
         self.handle(ReportCame(node=node, report=report))
         for observe in self._observers:
             observe(self.job.name, node, report)
-        self._listener.reported(self, trains=any(block.step for block in report.blocks))
+        self._listener.reported(self, trains=bool(report.steps.step))
 
     async def has_room(self) -> None:
         """Returns once this job may report again and the store takes more: until then the node keeps its reports. Raises JobElsewhereError."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_watchdog.rules.xid import XidCode, exit_code_of
-from torch_watchdog_proto.messages import EXIT_MACHINE, GpuSample, StepBlock
+from torch_watchdog_proto.messages import EXIT_MACHINE, GpuSample, StepTable
 
 if TYPE_CHECKING:
     from torch_watchdog.rules.engine import Engine, Finding
@@ -45,8 +45,9 @@ class Health:
             return EXIT_MACHINE
         return exit_code_of(self._xids, self._codes)
 
-    def take_block(self, block: StepBlock, now: float) -> None:
-        self._guarded(lambda: self._rules().take_block(block, now), None)
+    def take_steps(self, table: StepTable, now: float) -> None:
+        if table.rank:
+            self._guarded(lambda: self._rules().take_steps(table, now), None)
 
     def take_gpu(self, node: str, sample: GpuSample, now: float) -> None:
         self._guarded(lambda: self._rules().take_gpu(node, sample, now), None)

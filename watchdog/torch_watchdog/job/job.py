@@ -161,12 +161,12 @@ class Job:
 
     def _on_report(self, node: str, report: m.NodeReport, now: float) -> tuple[Effect, ...]:
         effects: list[Effect] = [*self._count_dropped(node, report.dropped_reports, now)]
-        for block in report.blocks:
+        for block in report.steps.blocks(tensors=False):
             effects += self._begin_attempt(block.attempt, now)
             if block.attempt == self._attempt.number:
                 self._attempt.record(node, block, now)
                 self._lost_records += block.lost_records
-                self._health.take_block(block, now)
+        self._health.take_steps(report.steps.of_attempt(self._attempt.number), now)
         for event in report.events:
             effects += self._begin_attempt(event.attempt, now)
             if event.attempt == self._attempt.number:

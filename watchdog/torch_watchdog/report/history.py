@@ -89,7 +89,7 @@ def history_of(
     blocks, node_of, gpus = list[StepBlock](), dict[tuple[int, int], str](), dict[str, GpuTrack]()
     for node, _, report in reports:
         blocks.extend(report.blocks)
-        node_of.update(((block.attempt, block.rank), node) for block in report.blocks)
+        node_of.update(((attempt, rank), node) for attempt, rank in zip(report.steps.attempt, report.steps.rank, strict=True))
         for sample in report.gpus:
             gpus.setdefault(sample.uuid, GpuTrack(uuid=sample.uuid, node=node)).samples.append(sample)
     for gpu in gpus.values():

@@ -1,23 +1,22 @@
-"""Blocks of many ranks as columns: what each rank's node reported by itself, read at once for all of them.
+"""The tables of many nodes as columns: what each node reported by itself, read at once for all ranks.
 
-Owns the reading of StepBlocks, and the joining of a step with its batches, which may come in different blocks. Pure.
+Owns the reading of StepTables, and the joining of a step with its batches, which may come in different blocks. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, pairwise
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from torch_watchdog.rules.windows import Floats, Ints
-from torch_watchdog_proto.messages import StepBlock, TensorColumns
+from torch_watchdog_proto.messages import StepTable, TensorColumns
 
-__all__ = ["Columns", "Joined", "KeyRows", "Stretch"]
+__all__ = ["Columns", "Joined", "KeyRows", "Stretch", "counts_of", "flat"]
 
 _STEP_BITS = 36  # of a row and a step in one number, which a float holds exactly
 _STRETCH = 8  # batches of each rank between two looks of a rule that sees only the newest: shorter than any window of theirs
@@ -25,7 +24,7 @@ _MAX_OPEN = 8  # steps that wait for their micro-steps: a loss from a GPU comes 
 
 
 class KeyRows:
-    """One tensor of the batch, in all blocks."""
+    """One tensor of the batch, in all tables."""
 
     __slots__ = ("_arrays", "_highs", "_kept", "_places", "bound_high")
 
@@ -36,15 +35,10 @@ class KeyRows:
         self._highs: list[float] = []
         self._kept: list[float] = []
 
-    def take(self, columns: TensorColumns, elements: Sequence[int], begin: int) -> None:
+    def take(self, columns: TensorColumns, elements: Sequence[int], places: Sequence[int]) -> None:
         if columns.bound_high is not None:
             self.bound_high = columns.bound_high
-        if len(columns.rows) == 1:  # most blocks of the largest jobs
-            self._places.append(begin + columns.rows[0])
-            self._highs.append(columns.high[0])
-            self._kept.append(1.0 - columns.ignored[0] / (elements[0] or 1))
-            return
-        self._places += [begin + row for row in columns.rows]
+        self._places += places
         self._highs += columns.high
         self._kept += [1.0 - ignored / (count or 1) for ignored, count in zip(columns.ignored, elements, strict=True)]
 
@@ -61,49 +55,36 @@ class Columns:
     `step_rows`, `step`: one entry for each gate.
     """
 
-    def __init__(self, blocks: Sequence[StepBlock], rows: Sequence[int], *, watched: Container[str], highs: bool) -> None:
+    def __init__(self, tables: Sequence[StepTable], rows: Sequence[int], *, watched: Container[str], highs: bool) -> None:
         """`rows`: of each block's rank. `watched`: tensors that are in `keys` besides those with ignored values; with `highs`, those with a bound, too."""
-        self._blocks, self._rows = blocks, rows
-        by_block = np.array(rows, np.int64)
-        batches = np.fromiter((len(block.micro_step) for block in blocks), np.int64, len(blocks))
-        self._begins: Sequence[int] = (np.cumsum(batches) - batches).tolist()
-        self.all_rows: Ints = np.repeat(by_block, batches)
-        self.all_steps: Ints = self._flat("micro_of_step", batches).astype(np.int64)
-        self.evaluation = self._flat("evaluation", batches) > 0
+        self._by_block: Ints = np.array(rows, np.int64)
+        batches, self._gates = counts_of(tables, "num_micro_steps"), counts_of(tables, "num_steps")
+        of_batches, self._of_gates = partial(flat, tables, counts="num_micro_steps"), partial(flat, tables, counts="num_steps")
+        self.all_rows: Ints = np.repeat(self._by_block, batches)
+        self.all_steps: Ints = of_batches("micro_of_step").astype(np.int64)
+        self.evaluation = of_batches("evaluation") > 0
         trained = ~self.evaluation
         self.rows, self.steps = self.all_rows[trained], self.all_steps[trained]
-        self.loader_s = self._flat("loader_ns", batches)[trained] / 1e9
-        self.forward_s = self._flat("forward_ns", batches)[trained] / 1e9
-        self.scale = self._flat("scale", batches)[trained]
-        self.reach = self._flat("reach", batches)[trained]
-        self.loss_known = self._flat("loss_known", batches)[trained] > 0
-        self.loss = self._flat("loss", batches)[trained]
+        self.loader_s = of_batches("loader_ns")[trained] / 1e9
+        self.forward_s = of_batches("forward_ns")[trained] / 1e9
+        self.scale = of_batches("scale")[trained]
+        self.reach = of_batches("reach")[trained]
+        self.loss_known = of_batches("loss_known")[trained] > 0
+        self.loss = of_batches("loss")[trained]
         self.keys: dict[str, KeyRows] = {}
-        sizes = [0] * len(self.evaluation)
-        self._take_tensors(sizes, watched, highs=highs)
-        self.size = np.array(sizes, float)[trained]
-        gates = np.fromiter((len(block.step) for block in blocks), np.int64, len(blocks))
-        self.step_rows: Ints = np.repeat(by_block, gates)
-        self.step: Ints = self._flat("step", gates).astype(np.int64)
-        self.whole_s = self._flat("step_ns", gates) / 1e9
-        self.backward_s = self._flat("backward_ns", gates) / 1e9
+        self.size = self._take_tensors(tables, watched, highs=highs)[trained]
+        self.step_rows: Ints = np.repeat(self._by_block, self._gates)
+        self.step: Ints = self._of_gates("step").astype(np.int64)
+        self.whole_s = self._of_gates("step_ns") / 1e9
+        self.backward_s = self._of_gates("backward_ns") / 1e9
 
     def memory(self) -> tuple[Ints, tuple[Floats, ...]]:
         """The newest reading of the allocator in each block: rows; then steps, allocated, reserved, retries, peaks."""
-        told = [
-            (
-                row,
-                block.step[-1],
-                block.allocated_bytes[-1],
-                _last(block.reserved_bytes),
-                _last(block.alloc_retries),
-                _last(block.peak_bytes),
-            )
-            for row, block in zip(self._rows, self._blocks, strict=True)
-            if block.allocated_bytes and block.allocated_bytes[-1]
-        ]
-        table = np.array(told, float).reshape(-1, 6)
-        return table[:, 0].astype(np.int64), tuple(table.T[1:])
+        last = (np.cumsum(self._gates) - 1)[self._gates > 0]
+        readings = [self._of_gates(name)[last] for name in ("allocated_bytes", "reserved_bytes", "alloc_retries", "peak_bytes")]
+        known = readings[0] > 0
+        rows, steps = self._by_block[self._gates > 0][known], self.step[last][known].astype(float)
+        return rows, (steps, *(reading[known] for reading in readings))
 
     def stretches(self, most: int) -> Iterator[Stretch]:
         """All of it in the order of its steps, about `_STRETCH` batches of each rank at a time, in no more than `most` parts."""
@@ -116,29 +97,36 @@ class Columns:
         edges = [-math.inf, *(float(first + width * part) for part in range(1, parts)), math.inf]
         yield from (Stretch(self, first=first, last=last) for first, last in pairwise(edges))
 
-    def _flat(self, name: str, counts: Ints) -> Floats:
-        """A column of all blocks. One that an older node process does not send is all zeros."""
-        columns = list(map(attrgetter(name), self._blocks))
-        total = int(counts.sum())
-        if sum(map(len, columns)) != total:
-            columns = [column or (0,) * count for column, count in zip(columns, counts.tolist(), strict=True)]
-        return np.fromiter(chain.from_iterable(columns), float, total)
-
-    def _take_tensors(self, sizes: list[int], watched: Container[str], *, highs: bool) -> None:
-        """Fills `keys`, and `sizes` with the elements of the largest tensor of each batch: what the work of a step follows."""
-        keys = self.keys
-        for block, begin in zip(self._blocks, self._begins, strict=True):
-            for columns in block.tensors:
-                elements = tuple(map(_size_of, columns.shapes))
-                for row, count in zip(columns.rows, elements, strict=False):
-                    if count > sizes[begin + row]:
-                        sizes[begin + row] = count
+    def _take_tensors(self, tables: Iterable[StepTable], watched: Container[str], *, highs: bool) -> Floats:
+        """Fills `keys`. Returns the elements of the largest tensor of each batch: what the work of a step follows."""
+        keys, begin = self.keys, 0
+        all_places, all_elements = list[int](), list[int]()
+        for table in tables:
+            for columns in table.tensors:
+                places, elements = [begin + row for row in columns.rows], list(map(_size_of, columns.shapes))
+                if elements:
+                    all_places += places
+                    all_elements += elements
                 key = columns.key
-                if key in keys:
-                    keys[key].take(columns, elements, begin)
-                elif key in watched or _may_be_watched(columns, highs=highs):
+                if key not in keys and (key in watched or _may_be_watched(columns, highs=highs)):
                     keys[key] = KeyRows()
-                    keys[key].take(columns, elements, begin)
+                if key in keys:
+                    keys[key].take(columns, elements, places)
+            begin += sum(table.num_micro_steps)
+        sizes = np.zeros(begin)
+        np.maximum.at(sizes, np.array(all_places, np.int64), np.array(all_elements, float))
+        return sizes
+
+
+def counts_of(tables: Iterable[StepTable], name: str) -> Ints:
+    """One for each block."""
+    return np.array([count for table in tables for count in getattr(table, name)], np.int64)
+
+
+def flat(tables: Iterable[StepTable], name: str, counts: str) -> Floats:
+    """A column of all tables. One that an older node process does not send is all zeros."""
+    columns = [getattr(table, name) or (0,) * sum(getattr(table, counts)) for table in tables]
+    return np.fromiter(chain.from_iterable(columns), float, sum(map(len, columns)))
 
 
 class Stretch:
@@ -213,7 +201,3 @@ def _still_open(table: Floats, newest: Ints) -> Floats:
 
 
 _size_of = lru_cache(maxsize=4096)(math.prod)  # of one shape: a column of them, as a key, would keep a whole report in memory
-
-
-def _last(column: Sequence[int]) -> int:
-    return column[-1] if column else 0

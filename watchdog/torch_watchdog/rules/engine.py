@@ -17,7 +17,7 @@ from torch_watchdog.rules.catalogue import rules_with, settings_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
 from torch_watchdog.rules.xid import XidCode
-from torch_watchdog_proto.messages import GpuSample, StepBlock
+from torch_watchdog_proto.messages import GpuSample, StepTable
 
 __all__ = ["Engine", "Finding"]
 
@@ -52,8 +52,8 @@ class Engine:
     def deadline(self) -> float | None:
         return self._next
 
-    def take_block(self, block: StepBlock, now: float) -> None:
-        self._view.take_block(block)
+    def take_steps(self, table: StepTable, now: float) -> None:
+        self._view.take_steps(table)
         self._wake(now)
 
     def take_gpu(self, node: str, sample: GpuSample, now: float) -> None:

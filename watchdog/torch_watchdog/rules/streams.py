@@ -6,12 +6,13 @@ Owns the ranks' rows, and what has come since the look before. Pure. Memory and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
 from torch_watchdog.rules.columns import Columns, Joined, KeyRows, Stretch
 from torch_watchdog.rules.windows import Floats, Ints, Windows, grown, medians
-from torch_watchdog_proto.messages import GpuSample, StepBlock
+from torch_watchdog_proto.messages import GpuSample, StepTable
 
 __all__ = ["REACHES", "STEPS", "GpuStream", "KeyStream", "View"]
 
@@ -20,7 +21,7 @@ REACHES = 24  # batches of which it is kept how near their probabilities came to
 TIMED = 32  # steps of which the times are kept
 MEMORY = 48  # readings of the allocator
 _MAX_KEYS = 16
-_MAX_WAITING = 4096  # blocks: those of the largest jobs are taken in several times between two looks
+_MAX_WAITING = 4096  # blocks of ranks: those of the largest jobs are taken in several times between two looks
 _MOST_STRETCHES = 32  # within one look: what it costs stays a few milliseconds
 _STRETCHED_RANKS = 8192  # of all stretches of a look together: a look costs by the rank
 _MAX_FRESH = 1 << 22  # losses of all ranks between two looks
@@ -64,7 +65,8 @@ class View:
     def __init__(self, *, watches_highs: bool = False) -> None:
         """`watches_highs`: for the one rule that looks at them in every job, and is seldom on. A job whose tokenizer is known has them watched, too."""
         self._watches_highs = watches_highs
-        self._waiting: list[StepBlock] = []
+        self._waiting: list[StepTable] = []
+        self._num_waiting = 0  # blocks
         self._row_of: dict[int, int] = {}
         self._joined = Joined()
         self._users: dict[str, tuple[int, ...]] | None = None  # GPU -> ranks
@@ -83,9 +85,10 @@ class View:
         self.keys: dict[str, KeyStream] = {}
         self.gpus: dict[str, GpuStream] = {}
 
-    def take_block(self, block: StepBlock) -> None:
-        self._waiting.append(block)
-        if len(self._waiting) >= _MAX_WAITING:
+    def take_steps(self, table: StepTable) -> None:
+        self._waiting.append(table)
+        self._num_waiting += len(table.rank)
+        if self._num_waiting >= _MAX_WAITING:
             for _ in self.take_waiting():
                 pass
 
@@ -97,13 +100,13 @@ class View:
 
     def take_waiting(self) -> Iterator[None]:
         """Takes all that has come. Stops after every few batches of each rank, for the rules whose sign may be over when all is taken."""
-        blocks, self._waiting = self._waiting, []
-        if not blocks:
+        tables, self._waiting, self._num_waiting = self._waiting, [], 0
+        if not tables:
             yield
             return
-        row_of = [self._row(block) for block in blocks]
-        self._take_tokens(row_of, blocks)
-        columns = Columns(blocks, row_of, watched=self.keys, highs=self._watches_highs)
+        row_of = [row for table in tables for row in map(self._row, table.rank, table.gpu)]
+        self._take_tokens(row_of, tables)
+        columns = Columns(tables, row_of, watched=self.keys, highs=self._watches_highs)
         self.step = grown(self.step, len(self.ranks), 0)
         self.first_loss = grown(self.first_loss, len(self.ranks), np.nan)
         self.first_loader_s = grown(self.first_loader_s, len(self.ranks), np.nan)
@@ -122,11 +125,11 @@ class View:
         rows, steps = stretch.gates()
         self.step[rows] = steps
 
-    def _take_tokens(self, rows: Sequence[int], blocks: Sequence[StepBlock]) -> None:
+    def _take_tokens(self, rows: Sequence[int], tables: Sequence[StepTable]) -> None:
         self.tokens_of = grown(self.tokens_of, len(self.ranks), 0)
-        for row, block in zip(rows, blocks, strict=True):
-            if block.tokens:
-                self.tokens_of[row] = block.tokens
+        for row, tokens in zip(rows, chain.from_iterable(table.tokens for table in tables), strict=True):
+            if tokens:
+                self.tokens_of[row] = tokens
                 self._watches_highs = True
 
     def looked(self) -> None:
@@ -154,13 +157,13 @@ class View:
             if gpu in self.gpus:
                 yield self.gpus[gpu], ranks
 
-    def _row(self, block: StepBlock) -> int:
-        row = self._row_of.get(block.rank)
+    def _row(self, rank: int, uuid: str) -> int:
+        row = self._row_of.get(rank)
         if row is None:
-            row = self._row_of[block.rank] = len(self.ranks)
-            self.ranks.append(block.rank)
+            row = self._row_of[rank] = len(self.ranks)
+            self.ranks.append(rank)
             self.gpu_of.append("")
-        if block.gpu and self.gpu_of[row] != (gpu := _plain(block.gpu)):
+        if uuid and self.gpu_of[row] != (gpu := _plain(uuid)):
             self.gpu_of[row], self._users = gpu, None
         return row
 

@@ -67,7 +67,7 @@ def write_job_if_missing(run_dir: Path) -> None:
     times_ns, ranks, session = list[int](), set[int](), ""
     for _, session, report in read_reports(run_dir):  # noqa: B007  the newest one's is kept
         times_ns.append(report.time_ns)
-        ranks.update(block.rank for block in report.blocks)
+        ranks.update(report.steps.rank)
     began, ended = (_utc(time_ns) for time_ns in (min(times_ns), max(times_ns))) if times_ns else (None, None)
     job = {"schema_version": NEWEST_JOB_VERSION, "job": run_dir.name, "session": session, "started": began, "ended": ended}
     code = exit_code_of(job, read_events(run_dir), read_incidents(run_dir))

@@ -6,19 +6,21 @@ Owns the sums; knows nothing of HTTP. Time is when a report came, by the daemon'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog.rules.columns import counts_of, flat
+from torch_watchdog_proto.messages import NodeReport, StepTable
 
 __all__ = ["COLUMNS", "METRICS", "HeatMap", "HeatWindow", "Row"]
 
 COLUMNS = 160
 MAX_RANKS = 65_536
 MAX_ROWS = 256
+_MAX_WAITING = 256  # reports
 METRICS = {
     "step": ("step time", "ms"),
     "loader": ("waiting for data, per batch", "ms"),
@@ -86,6 +88,8 @@ class HeatMap:
         self._nodes: list[str] = []
         self._sums: _Array = numpy.zeros((len(METRICS), 0, COLUMNS), numpy.float32)
         self._counts: _Array = numpy.zeros((len(METRICS), 0, COLUMNS), numpy.float32)
+        self._waiting: list[StepTable] = []
+        self._waiting_column = 0
 
     @property
     def num_ranks(self) -> int:
@@ -93,10 +97,23 @@ class HeatMap:
 
     def add(self, node: str, report: NodeReport, now_s: float) -> None:
         column, self.newest_s = self._column(now_s), now_s
-        for block in report.blocks:
-            if block.rank < MAX_RANKS:
-                self._know(block.rank, node)
-                self._add_block(block, column)
+        if column != self._waiting_column or len(self._waiting) >= _MAX_WAITING:
+            self._sum_up_waiting()
+        self._waiting_column = column
+        self._waiting.append(report.steps)
+        for rank in report.steps.rank:
+            if rank < MAX_RANKS:
+                self._know(rank, node)
+
+    def _sum_up_waiting(self) -> None:
+        """Many reports at once, all of one column: each by itself costs more than all the rest that is done with it."""
+        tables, self._waiting = self._waiting, []
+        ranks: _Array = numpy.array([rank for table in tables for rank in table.rank], numpy.int64)
+        shown = ranks < MAX_RANKS
+        for metric, total, count in _by_block(tables):
+            part = (_NUMBER[metric], ranks[shown], self._waiting_column)
+            numpy.add.at(self._sums, part, total[shown])
+            numpy.add.at(self._counts, part, count[shown])
 
     def _column(self, now_s: float) -> int:
         while now_s - self._began_s >= COLUMNS * self._column_s:
@@ -105,6 +122,7 @@ class HeatMap:
 
     def _widen(self) -> None:
         """Two columns become one: the sums and counts of both are kept."""
+        self._sum_up_waiting()
         self._column_s *= 2
         for array in (self._sums, self._counts):
             array[:, :, : COLUMNS // 2] = array[:, :, 0::2] + array[:, :, 1::2]
@@ -120,21 +138,9 @@ class HeatMap:
             self._counts = numpy.concatenate((self._counts, wider), axis=1)
         self._nodes[rank] = node
 
-    def _add_block(self, block: StepBlock, column: int) -> None:
-        losses = [loss for loss, known in zip(block.loss, block.loss_known, strict=False) if known and abs(loss) < 1e30]
-        forward = [value for value in block.forward_ns if value]
-        for metric, total, count in (
-            ("step", sum(block.step_ns) / 1e6, len(block.step_ns)),
-            ("loader", sum(block.loader_ns) / 1e6, len(block.loader_ns)),
-            ("forward", sum(forward) / 1e6, len(forward)),
-            ("loss", sum(losses), len(losses)),
-        ):
-            if count:
-                self._sums[_NUMBER[metric], block.rank, column] += total
-                self._counts[_NUMBER[metric], block.rank, column] += count
-
     def window(self, metric: str, first: int, last: int, now_s: float) -> HeatWindow:
         """Ranks `first` to `last` until `now_s`, in at most MAX_ROWS lines: a rank each, or a node each, or some nodes each."""
+        self._sum_up_waiting()
         first, last = max(0, first), min(last, len(self._nodes) - 1)
         used = self._column(now_s) + 1
         rows = self._rows(first, last)
@@ -160,3 +166,21 @@ class HeatMap:
 
 def _span(group: Sequence[Row]) -> str:
     return group[0].label if len(group) == 1 else f"{group[0].label} to {group[-1].label}"
+
+
+def _by_block(tables: Sequence[StepTable]) -> Iterator[tuple[str, _Array, _Array]]:
+    """Of each metric the sum over a block, and of how many values it is."""
+    batches, steps = counts_of(tables, "num_micro_steps"), counts_of(tables, "num_steps")
+    blocks = numpy.arange(len(steps))
+    of_batch: _Array = numpy.repeat(blocks, batches)
+
+    def summed(owners: _Array, values: _Array, known: _Array) -> tuple[_Array, _Array]:
+        owners = owners[known]
+        return numpy.bincount(owners, values[known], len(blocks)), numpy.bincount(owners, minlength=len(blocks))
+
+    step = flat(tables, "step_ns", "num_steps")
+    loader, forward, loss, known = (flat(tables, name, "num_micro_steps") for name in ("loader_ns", "forward_ns", "loss", "loss_known"))
+    yield "step", *summed(numpy.repeat(blocks, steps), step / 1e6, step > 0)
+    yield "loader", *summed(of_batch, loader / 1e6, loader >= 0)
+    yield "forward", *summed(of_batch, forward / 1e6, forward > 0)
+    yield "loss", *summed(of_batch, loss, (known > 0) & (abs(loss) < 1e30))

@@ -17,7 +17,7 @@ from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.steps import as_json as track_as_json
 from torch_watchdog.report.strip import cells_of
 from torch_watchdog.web.pages.shown import answering, not_found, render
-from torch_watchdog_proto.messages import NodeReport, StepBlock
+from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 __all__ = ["page"]
 
@@ -46,7 +46,7 @@ async def page(request: Request) -> Response:
 
 def _shown(blocks: Sequence[StepBlock], incidents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of the newest attempt."""
-    history = history_of("", {}, [("", "", NodeReport(seq=0, time_ns=0, blocks=tuple(blocks)))])
+    history = history_of("", {}, [("", "", NodeReport(seq=0, time_ns=0, steps=StepTable.of(blocks)))])
     if not history.tracks or not history.tracks[-1].steps:
         return {"strip": None, "charts": [], "steps": []}
     track = history.tracks[-1]
