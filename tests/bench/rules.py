@@ -10,31 +10,27 @@ import resource
 import statistics
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from simulated_nodes import usual_block
 
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import xid_codes
 from torch_watchdog.rules.engine import Engine
-from torch_watchdog_proto.messages import NodeHello, NodeReport, StepBlock, StepTable, TensorColumns
+from torch_watchdog_proto.messages import NodeHello, NodeReport, StepBlock, StepTable
 
 PER_NODE = 8
 STEPS = 80  # the windows are full after 64
 
 
 def block(rank: int, step: int, rng: random.Random) -> StepBlock:
-    def tensor(key: str, high: float, ignored: int) -> TensorColumns:
-        return TensorColumns(
-            key=key, dtype="int64", rows=(0,), low=(0.0,), high=(high,), negatives=(ignored,), ignored=(ignored,), finite=(True,), shapes=((8, 4096),),
-            bound_low=0.0, bound_high=32000.0,
-        )  # fmt: skip
-
     own_ns = int(rng.uniform(0.7e9, 0.8e9))
-    return StepBlock(
-        rank=rank, attempt=0, pid=rank + 1, first_record=step, micro_step=(0,), micro_of_step=(step,), micro_time_ns=(step,), loader_ns=(2_000_000,),
-        loss=(rng.uniform(2, 3),), loss_known=(True,), evaluation=(False,), forward_ns=(own_ns,), scale=(0.0,), step=(step,), step_time_ns=(step,),
-        step_ns=(10**9,), vetoed=(False,), allocated_bytes=(40 << 30,), reserved_bytes=(50 << 30,), peak_bytes=(60 << 30,), updates_applied=(step,),
-        backward_ns=(10**9 - own_ns,), grad_norm=(rng.uniform(0.5, 1.5),), alloc_retries=(0,),
-        tensors=(tensor("input_ids", 31000, 0), tensor("labels", 31000, 900), tensor("attention_mask", 1, 0)),
+    return replace(
+        usual_block(rank, rows=1), first_record=step, micro_of_step=(step,), step=(step,), updates_applied=(step,), loss=(rng.uniform(2, 3),),
+        grad_norm=(rng.uniform(0.5, 1.5),), forward_ns=(own_ns,), backward_ns=(10**9 - own_ns,), gpu="",
     )  # fmt: skip
 
 

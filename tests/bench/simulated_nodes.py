@@ -38,7 +38,7 @@ class Template:
 
     def __init__(self, ranks: range, rows: int) -> None:
         self._ranks = ranks
-        self._message = codec.node_message(NodeReport(seq=1, time_ns=1, steps=StepTable.of([_block(rank, rows) for rank in ranks])))
+        self._message = codec.node_message(NodeReport(seq=1, time_ns=1, steps=StepTable.of([usual_block(rank, rows) for rank in ranks])))
         self._report = self._message.report
 
     def made(self, seq: int, first_step: int, rng: random.Random, *, xid: bool) -> bytes:
@@ -63,7 +63,9 @@ class Template:
         return bytes(told.SerializeToString())
 
 
-def _block(rank: int, rows: int) -> StepBlock:
+def usual_block(rank: int, rows: int) -> StepBlock:
+    """So many steps of a training as most are: three tensors of the batch, one batch a step."""
+
     def each(value: Any) -> tuple[Any, ...]:
         return (value,) * rows
 
