@@ -50,8 +50,10 @@ def loading(folder: Path, how: str) -> Iterator[int]:
 @pytest.mark.parametrize("how", ["fork", "forkserver"])
 def test_a_worker_that_is_stuck_in_the_data_set_is_told_from_one_that_has_nothing_to_do(tmp_path: Path, how: str) -> None:
     with loading(tmp_path, how) as pid:
-        deadline = time.monotonic() + 90
-        while "Rows.__getitem__ (rows.py:" not in (text := look_at_loader(pid)) or "for the loop to ask" not in text:
+        deadline, awaited = time.monotonic() + 90, (f"rank, pid {pid}: waits", "Rows.__getitem__ (rows.py:", "for the loop to ask")
+        while not all(
+            word in (text := look_at_loader(pid)) for word in awaited
+        ):  # on its way into any of them it runs, for as long as others do
             assert time.monotonic() < deadline, text
     heads = [line for line in text.splitlines() if not line.startswith(" ")]
     assert heads[0].startswith(f"rank, pid {pid}: waits") and len(heads) == 3
