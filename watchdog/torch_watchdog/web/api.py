@@ -18,7 +18,7 @@ from torch_watchdog.daemon.grants import told_as
 from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import DiskAwayError, UnknownJobError
 from torch_watchdog.web.openapi import Operation, Parameter, document
-from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderKind
+from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderKind, RankStatus
 
 __all__ = ["OPERATIONS", "routes"]
 
@@ -33,7 +33,8 @@ async def _jobs(request: Request) -> Response:
 
 async def _job(request: Request) -> Response:
     view, name = _view(request), request.path_params["job"]
-    return JSONResponse(dataclasses.asdict(await view.any_job(name)))
+    status = await view.any_job(name)
+    return JSONResponse(_fields(status) | {"ranks": [_fields(rank) for rank in status.ranks]})
 
 
 async def _incidents(request: Request) -> Response:
@@ -152,7 +153,12 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 def _without_ranks(status: JobStatus) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(dataclasses.replace(status, ranks=())).items() if name != "ranks"}
+    return {name: value for name, value in _fields(status).items() if name != "ranks"}
+
+
+def _fields(status: JobStatus | RankStatus) -> dict[str, Any]:
+    """As they are: `asdict` copies each, a fifth of a second for 16,384 ranks, in which an order waits."""
+    return {name: getattr(status, name) for name in status.__slots__}
 
 
 def _problem(status: int, text: str) -> Response:
