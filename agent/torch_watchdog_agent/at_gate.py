@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_watchdog_agent.hooks.tracks import training_place
+from torch_watchdog_agent.hooks.tracks import training_place, used
 from torch_watchdog_proto.messages import Commit, Vetoed
 from torch_watchdog_proto.stop.participant import Skip
 
@@ -66,6 +66,7 @@ class AtGate:
         rank = self._rank
         first = rank.loop.gate_done(applied=applied, vetoed=vetoed)
         if first:
+            used()
             rank.history.step_done(number, vetoed=vetoed)
             rank.resume.missed()
             if rank.guard.has_learned():

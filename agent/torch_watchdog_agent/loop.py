@@ -30,6 +30,7 @@ class Loop:
         self._counted = False  # the window's update
         self._stepped: dict[int, int] = {}  # how often each optimizer stepped in this window
         self._usual_steps: dict[int, int] = {}  # and in the last window of a batch in which it did
+        self._more_than_usual = 0  # in the windows before
         self._vetoed = self._is_batchless = self.is_new_at_gate = False  # this window
         self._first: int | None = None  # batches of the first window
         self._usual: int | None = None  # the fewest batches of a later window
@@ -63,6 +64,18 @@ class Loop:
         if ahead is None:
             ahead = max(0, self._first - self._usual) if self._first is not None and self._usual is not None else 0
         return -(-ahead // self.batches_a_window(ahead))
+
+    @property
+    def more_than_usual(self) -> int:
+        """Steps of optimizers beyond those that a batch usually gives rise to. Where the loop takes no batch any more from an iterator that it keeps,
+        they are updates that nobody counts.
+        """
+        return self._more_than_usual + self._more_now()
+
+    def _more_now(self) -> int:
+        if self._is_batchless or not self.batches_seen:
+            return 0
+        return sum(max(0, steps - self._usual_steps.get(optimizer, 1)) for optimizer, steps in self._stepped.items())
 
     @property
     def drains(self) -> bool:
@@ -99,6 +112,7 @@ class Loop:
     def _begin(self, *, batchless: bool = False) -> None:
         if self._closed_once:
             self.step += 1
+        self._more_than_usual += self._more_now() if self._usual_steps else 0  # of the first window all is usual
         if not self._is_batchless:
             self._usual_steps.update(self._stepped)
         self._is_batchless, self._vetoed = batchless, False

@@ -22,7 +22,7 @@ from torch_watchdog_agent.control import connected
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.holds import Holds
-from torch_watchdog_agent.hooks.tracks import training_place
+from torch_watchdog_agent.hooks.tracks import training_place, used
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Lockstep, Mismatch, violation_of
 from torch_watchdog_agent.loop import Loop
@@ -327,6 +327,7 @@ class Rank:
             self._settle()
         value = self.history.loss_seen(loss)
         self._loss_is_under_way = value is None
+        used()
         if value is None and self.config.watch_modules and loss.numel() == 1:
             value = float(loss.detach())  # what was asked for waits for the device at every module already
         self._not_finite.look(value)

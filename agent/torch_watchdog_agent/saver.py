@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import RankPart
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["Saver"]
+__all__ = ["Saver", "say_what_is_not_counted"]
 
 
 class Saver:
@@ -68,6 +68,7 @@ class Saver:
         from torch_watchdog_agent.hooks.tracks import training_position
 
         rank, who = self._rank, self._rank.identity
+        say_what_is_not_counted(self._rank)
         if why := why_unknown():
             return self._saved(commit.path, commit, error=why), ()
         try:
@@ -149,3 +150,13 @@ class Saver:
         except Exception as problem:  # noqa: BLE001  the others wait for a word
             error = f"{type(problem).__name__}: {problem}"[:500]
         return Committed(rank=rank.identity.rank, generation=order.generation, error=error)
+
+
+def say_what_is_not_counted(rank: Rank) -> None:
+    """Before what is saved says how many updates it holds."""
+    more = rank.loop.more_than_usual
+    if more and rank.identity.rank == 0:
+        rank.say(
+            f"{more} optimizer steps came without a batch of their own, beyond what a batch usually gives rise to: the checkpoint's number of updates "
+            "leaves them out"
+        )

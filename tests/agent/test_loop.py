@@ -188,6 +188,32 @@ def test_more_steps_than_usual_for_a_batch_that_is_not_vetoed_stay_in_its_window
     assert numbers == [0, 1, 1, 2, 2, 2, 2, 2]
 
 
+def test_steps_beyond_those_that_a_batch_usually_gives_rise_to_are_told_of() -> None:
+    """Of a loop that keeps its iterator and takes nothing from it any more, nobody says that they have no batch."""
+    for usual in (1, 3):
+        loop = Loop()
+        for _ in range(3):
+            loop.handed_over()
+            [step(loop) for _ in range(usual)]
+            [step(loop, SGD) for _ in range(usual)]
+            assert loop.more_than_usual == 0 or loop.updates_applied == 1  # of the first batch nobody knows what is usual
+        [step(loop) for _ in range(5)]
+        assert (loop.updates_applied, loop.more_than_usual) == (3, 5)
+        loop.handed_over()
+        [step(loop) for _ in range(usual)]
+        loop.pass_ended()
+        [step(loop) for _ in range(7)]
+        assert loop.more_than_usual == 5
+
+
+def test_one_batch_that_is_trained_on_for_ever_is_told_of() -> None:
+    loop = Loop()
+    loop.handed_over()
+    loop.pass_left(batches=1)
+    [step(loop) for _ in range(100)]
+    assert (loop.updates_applied, loop.more_than_usual) == (1, 99)
+
+
 def test_a_batch_is_used_in_the_window_of_its_hand_over_unless_the_loop_is_ahead() -> None:
     loop = Loop()
     for _ in range(3):

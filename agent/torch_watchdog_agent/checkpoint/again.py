@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.checkpoint import by_accelerate, by_deepspeed, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.manifest import Checkpoint, finished, read_manifest, verify_files
+from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.identity import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch_watchdog_agent.checkpoint.peers import Peers
 
@@ -42,7 +43,8 @@ def newest_of_this_run(run_dir: Path, peers: Peers, *, loads: bool, needs_positi
     if all_of_them and [str(all_of_them[0].path)] != mine[:1]:
         newest = all_of_them[0].path
         speaks(
-            f"attempt {attempt}: {newest} is not what this restore() can take (written in another form, by another number of ranks, or damaged)"
+            f"attempt {attempt}: {newest} is not what this restore() can take (written in another form, by another number of ranks, by a loop that takes "
+            "from several loaders in turn, or damaged)"
         )
     for path in map(Path, mine):
         if all(peers.gather(_is_whole(path, peers))):
@@ -75,6 +77,15 @@ def _fits(path: Path, ranks: int, *, loads: bool, needs_position: bool) -> bool:
         manifest = read_manifest(path)
         by_restore = manifest["format"] in _LOADED_BY_RESTORE
         of_this_kind = by_restore if loads else manifest["format"] == callback.FORMAT
-        return of_this_kind and (manifest["world_size"] == ranks or not needs_position)
+        if not of_this_kind or not needs_position:
+            return bool(of_this_kind)
+        return manifest["world_size"] == ranks and not _was_in_turn(path, manifest)
     except (CheckpointError, OSError, KeyError):
         return False
+
+
+def _was_in_turn(path: Path, manifest: Mapping[str, Any]) -> bool:
+    try:
+        return RankFile.read(path, min(manifest["ranks"])).position.in_turn
+    except (OSError, KeyError, ValueError):
+        return False  # what is missing or damaged is found where files are verified

@@ -13,14 +13,15 @@ from torch_watchdog_agent.checkpoint.rng import RngState
 
 
 class Place(NamedTuple):
-    """The first three words of a `LoaderPosition`: noted at the start of every window, so it costs little."""
+    """All but the generators of a `LoaderPosition`: noted at the start of every window, so it costs little."""
 
     epoch: int
     batches: int
     rng_at_iter: RngState | None
+    in_turn: bool = False
 
     def with_generators(self, rng: RngState) -> LoaderPosition:
-        return LoaderPosition(epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng)
+        return LoaderPosition(epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng, in_turn=self.in_turn)
 
 
 START = Place(0, 0, None)
@@ -31,17 +32,19 @@ class LoaderPosition:
     """`batches` of epoch `epoch` were consumed (by a committed or a vetoed update).
 
     `rng_at_iter` is what the generators were when the epoch's iterator was made (the shuffle and the workers' seeds come from it), None
-    where no loader was seen; `rng` is what they are at the boundary, before the next batch is asked for.
+    where no loader was seen; `rng` is what they are at the boundary, before the next batch is asked for. `in_turn`: the training took batches from another
+    pass between those of this one, so that no single place tells how it goes on.
     """
 
     epoch: int
     batches: int
     rng_at_iter: RngState | None
     rng: RngState
+    in_turn: bool = False
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split into (JSON-able dict, tensors by name)."""
-        plain: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "rng_at_iter": None}
+        plain: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "in_turn": self.in_turn, "rng_at_iter": None}
         plain["rng"], tensors = self.rng.to_parts("position.rng")
         if self.rng_at_iter is not None:
             plain["rng_at_iter"], more = self.rng_at_iter.to_parts("position.rng_at_iter")
@@ -57,4 +60,5 @@ class LoaderPosition:
             batches=plain["batches"],
             rng_at_iter=None if at_iter is None else RngState.from_parts("position.rng_at_iter", at_iter, tensors),
             rng=RngState.from_parts("position.rng", plain["rng"], tensors),
+            in_turn=plain.get("in_turn", False),
         )

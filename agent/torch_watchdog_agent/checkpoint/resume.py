@@ -108,6 +108,10 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
 
         # What the loader draws as it begins is the saver's, so that it makes the saver's order; after that a rank without a part draws its own.
         resume_at(loader, mine.position if is_own else replace(mine.position, rng=RngState.capture()))
+        if mine.position.rng_at_iter is None and mine.updates_applied:
+            _say(
+                f"rank {rank}: where its data stood is not known in {path} (no loader was seen on the training thread): the epoch begins anew"
+            )
     if is_own:
         mine.rng.restore()
     else:
@@ -149,7 +153,11 @@ def _rank_file(path: Path, manifest: Mapping[str, Any], peers: Peers, *, needs_p
     if saved_by != peers.count and needs_position:
         what = f"it was written by {saved_by} ranks, this run has {peers.count}: the place in the data does not carry over"
         raise RestoreError(path, what, f"Start {saved_by} ranks, or leave out loader= and begin the epoch anew")
-    return RankFile.of(path, manifest, rank=peers.rank, world_size=peers.count)
+    mine, is_own = RankFile.of(path, manifest, rank=peers.rank, world_size=peers.count)
+    if mine.position.in_turn and needs_position:
+        what = "its training took batches from several passes over loaders in turn: no single place in the data tells how they go on"
+        raise RestoreError(path, what, "Leave out loader=, and begin the epoch anew or bring the loaders to their places yourself")
+    return mine, is_own
 
 
 def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: RankFile, peers: Peers) -> None:

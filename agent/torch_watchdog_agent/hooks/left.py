@@ -10,7 +10,7 @@ import gc
 import sys
 
 from torch_watchdog_agent.hooks.active import guarded, rank
-from torch_watchdog_agent.hooks.tracks import Track, is_followed
+from torch_watchdog_agent.hooks.tracks import Stand, is_followed, over
 
 __all__ = ["left", "watch_collections"]
 
@@ -27,16 +27,20 @@ def _collected(phase: str, _: object) -> None:
     _collecting = phase == "start"
 
 
-def left(track: Track, epoch: int) -> None:
-    """The iterator that began `epoch` of this loader is gone, after its end or before it."""
-    if not _collecting and epoch == track.epoch and is_followed(track) and not sys.is_finalizing():
-        _tell(track)
+def left(stand: Stand) -> None:
+    """The iterator of this pass is gone, after its end or before it."""
+    if sys.is_finalizing():
+        return
+    is_newest = stand.number == stand.track.begun and is_followed(stand)
+    over(stand)
+    if is_newest and not _collecting:
+        _tell(stand)
 
 
 @guarded("loader's end")
-def _tell(track: Track) -> None:
+def _tell(stand: Stand) -> None:
     import torch
 
     here = rank()
     if here is not None and torch.is_grad_enabled():
-        here.loop.pass_left(batches=track.batches)
+        here.loop.pass_left(batches=stand.batches)

@@ -97,7 +97,7 @@ def take(fetcher: Any) -> Resuming | None:
 @guarded("Lightning's data position")
 def _prepare(coming: Resuming, fetcher: Any) -> None:
     track = track_of(fetcher)
-    track.resume, track.epoch = coming.position, coming.position.epoch - 1
+    track.resume, track.epoch = coming.position, coming.position.epoch
     for loader in coming.loop._combined_loader.flattened:  # Lightning says so after workers have begun to fetch
         for sampler in (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
             set_epoch = getattr(sampler, "set_epoch", None)
@@ -108,7 +108,7 @@ def _prepare(coming: Resuming, fetcher: Any) -> None:
 def catch_up(coming: Resuming, fetcher: Any, one: Pass) -> None:
     """Drops the batches that were done, unseen, and brings back the random state of the boundary. What is fetched ahead stays as far ahead."""
     batches = coming.batches
-    one.track.resume = None
+    one.stand.track.resume = None
     ahead: deque[Any] = deque(fetcher.batches, maxlen=len(fetcher.batches))
     here_now.skipping = True
     try:
@@ -120,7 +120,7 @@ def catch_up(coming: Resuming, fetcher: Any, one: Pass) -> None:
     finally:
         here_now.skipping = False
     fetcher.batches = list(ahead)
-    one.track.batches = batches
+    one.stand.batches = batches
     _settle(coming, batches)
 
 

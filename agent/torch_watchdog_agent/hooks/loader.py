@@ -47,7 +47,7 @@ def resume_at(loader: Any, position: LoaderPosition) -> None:
 
         accelerate.patch(sys.modules["accelerate.data_loader"])
     track = track_of(loader)
-    track.resume, track.epoch = position, position.epoch - 1
+    track.resume, track.epoch = position, position.epoch
 
 
 def _beginning(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:

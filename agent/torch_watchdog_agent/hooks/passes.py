@@ -14,11 +14,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks import elsewhere
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import left, watch_collections
-from torch_watchdog_agent.hooks.tracks import Track, follow, is_followed, is_known, track_of, training_place
+from torch_watchdog_agent.hooks.tracks import Stand, Track, ended, follow, is_current, is_followed, is_known, track_of, training_place
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
@@ -41,17 +42,13 @@ _Batch = TypeVar("_Batch")
 class Pass:
     """One iterator over a loader. `fetched`: looked at, not handed over yet. `one_by_one`: every hand-over so far had exactly one fetch before it."""
 
-    track: Track = field(default_factory=Track)
+    stand: Stand = field(default_factory=Stand)
     fetched: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_FETCHED))
     one_by_one: bool = True
     total: int | None = None  # batches, where a scan needs to know
-    epoch: int = field(init=False)  # of the track
-
-    def __post_init__(self) -> None:
-        self.epoch = self.track.epoch
 
     def __del__(self) -> None:
-        left(self.track, self.epoch)
+        left(self.stand)
 
 
 class _Here(threading.local):
@@ -73,11 +70,21 @@ here_now = _Here()
 
 def begin(loader: Any) -> Pass:
     """A new pass over `loader`: remembers the random state it starts from, or brings back the one of a checkpoint."""
-    track = _begun(loader)
-    if track is not None and track.resume is not None and track.resume.rng_at_iter is not None:
-        track.resume.rng_at_iter.restore()
-        track.rng_at_iter = track.resume.rng_at_iter
-    return Pass() if track is None else Pass(track=track, total=_length(loader))
+    stand = _begun(loader)
+    if stand is None:
+        return Pass()
+    resume = _to_resume(stand)
+    if resume is not None and resume.rng_at_iter is not None:
+        resume.rng_at_iter.restore()
+        stand.rng_at_iter = resume.rng_at_iter
+    return Pass(stand=stand, total=_length(loader))
+
+
+def _to_resume(stand: Stand) -> LoaderPosition | None:
+    """Where the pass has to go on; an evaluation begins at the beginning."""
+    import torch
+
+    return stand.track.resume if torch.is_grad_enabled() else None
 
 
 @guarded("scan")
@@ -92,7 +99,7 @@ def _length(loader: Any) -> int | None:
 
 
 @guarded("loader")
-def _begun(loader: Any) -> Track | None:
+def _begun(loader: Any) -> Stand | None:
     from torch_watchdog_agent.checkpoint.rng import RngState
 
     here = rank()
@@ -105,11 +112,9 @@ def _begun(loader: Any) -> Track | None:
     if here is not None:
         track.dataset = dataset_name(getattr(loader, "dataset", None))
         watch_collections()
-    track.epoch += 1
-    track.batches = 0
+    track.begun += 1
     _look_for_tokenizer(here, loader, track)
-    track.rng_at_iter = RngState.capture()
-    return track
+    return Stand(track, number=track.begun, epoch=track.epoch, rng_at_iter=RngState.capture())
 
 
 def _look_for_tokenizer(here: Any, loader: Any, track: Track) -> None:
@@ -123,10 +128,12 @@ def _look_for_tokenizer(here: Any, loader: Any, track: Track) -> None:
 
 def catch_up(one: Pass, iterator: Any) -> None:
     """Takes the batches that were consumed before the checkpoint, unseen, then brings back the random state of its boundary."""
-    track = one.track
-    resume, track.resume = track.resume, None
+    stand, resume = one.stand, _to_resume(one.stand)
+    if resume is not None and rank() is None:
+        stand.track.resume = None  # nothing will say when the training has used it
     if resume is None or resume.rng_at_iter is None:  # no iterator had been made: the random state of the boundary is what it starts from
         return
+    stand.is_resumed = True
     here_now.skipping = True
     try:
         with suppress(StopIteration):  # the data set is shorter than it was: the loop ends as an empty epoch
@@ -136,7 +143,7 @@ def catch_up(one: Pass, iterator: Any) -> None:
                     one.fetched.popleft()
     finally:
         here_now.skipping = False
-    track.batches = resume.batches
+    stand.batches = resume.batches
     resume.rng.restore()
 
 
@@ -284,7 +291,7 @@ def _no_modes() -> AbstractContextManager[object]:
 @guarded("boundary")
 def before_fetch(here: Any, one: Pass | None) -> bool:
     """True where a scan is to take the rest of this pass."""
-    here.before_fetch(trains=one is None or is_followed(one.track))
+    here.before_fetch(trains=one is None or is_followed(one.stand))
     return here.scan is not None and _scan_is_due(here)
 
 
@@ -300,9 +307,11 @@ def _ended(one: Pass | None) -> None:
     import torch
 
     here = rank()
+    if here is not None and one is not None:
+        ended(one.stand)
     if here is not None and torch.is_grad_enabled():
         here.loop.pass_ended()
-        if one is not None and is_followed(one.track):
+        if one is not None and is_current(one.stand):
             here.window.pass_ended(updates=here.loop.updates_applied, place=training_place())
             here.rescuer.at_pass_end()
 
@@ -363,14 +372,13 @@ def _looked_at_and_used(here: Any, one: Pass, batch: Any, source: Source, loader
 def _used(here: Any, one: Pass, batch: Any, source: Source, checked: Any, loader_ns: int) -> tuple[Any]:
     import torch
 
-    track = one.track
-    track.batches += 1
+    stand = one.stand
+    stand.batches += 1
     # Trainer fetches the first batch after an evaluation before it puts its model back into training mode.
-    followed = is_followed(track)
-    evaluation = not torch.is_grad_enabled() or (not followed and here.evaluating())
-    if not evaluation and not followed:
-        follow(track)
-    here.dataset = source.dataset or track.dataset
+    evaluation = not torch.is_grad_enabled() or (not is_followed(stand) and here.evaluating())
+    if not evaluation:
+        follow(stand)
+    here.dataset = source.dataset or stand.track.dataset
     if here.scan is not None and not evaluation:
         here.scan.looked_at(batch, source, checked, here.guard)
     return (here.handed(batch, checked, loader_ns=loader_ns, evaluation=evaluation),)

@@ -1,33 +1,68 @@
 """Where each loader stands: epoch, batches handed over, and the random state that its pass began with, for checkpoints and for resuming.
 
-Owns one track for each loader, weakly, and which of them the training follows. Knows nothing of how batches are made.
+Owns one track for each loader, weakly, how far each pass over it has come, and which of the passes the training follows. A pass is an epoch once the training
+has made something of its batches: one that looks at a batch, or evaluates on the training's data, counts for nothing. Knows nothing of how batches are made.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 
-__all__ = ["Track", "follow", "is_followed", "is_known", "track_of", "training_place", "training_position"]
+__all__ = [
+    "Stand",
+    "Track",
+    "ended",
+    "follow",
+    "is_followed",
+    "is_known",
+    "over",
+    "track_of",
+    "training_place",
+    "training_position",
+    "used",
+]
 
 
 @dataclass(slots=True)
 class Track:
-    """Where one loader stands. `epoch` counts its passes from 0. `dataset`: its data set's name in a quarantine file."""
+    """One loader. `epoch`: how many of its passes the training has used. `begun` numbers all. `resume`: where the next one that it uses goes on.
+
+    `dataset`: its data set's name in a quarantine file. `in_turn`: between batches of one of its passes the training trains on those of another.
+    """
 
     dataset: str = "?"
-    epoch: int = -1
-    batches: int = 0
-    rng_at_iter: Any = None
+    epoch: int = 0
+    begun: int = 0
     resume: LoaderPosition | None = None
     looked_for_tokenizer: bool = False
+    in_turn: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Stand:
+    """How far one pass has come: so many `batches`, those before it was resumed included; so many were `taken` with gradients.
+
+    `is_used`: something was trained on them. `outer`: the pass that was followed before this one.
+    """
+
+    track: Track = field(default_factory=Track)
+    number: int = 0
+    epoch: int = 0
+    batches: int = 0
+    taken: int = 0
+    rng_at_iter: Any = None
+    outer: Stand | None = None
+    is_resumed: bool = False
+    is_used: bool = False
+    is_over: bool = False
 
 
 _tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()
-_training: Track | None = None  # of the loader that the last training batch came from
+_followed: Stand | None = None  # of the pass that the last training batch came from
 
 
 def track_of(loader: Any) -> Track:
@@ -41,20 +76,60 @@ def is_known(loader: Any) -> bool:
     return loader in _tracks
 
 
-def follow(track: Track) -> None:
-    """A training batch has come from this loader."""
-    global _training
-    _training = track
+def follow(stand: Stand) -> None:
+    """A training batch has come from this pass."""
+    global _followed
+    stand.taken += 1
+    before = _followed
+    if before is stand:
+        return
+    if before is not None and stand.taken > 1 and before.is_used:
+        before.track.in_turn = stand.track.in_turn = True
+    elif before is not None and stand.taken == 1 and not before.is_over:
+        stand.outer = before
+    _followed = stand
 
 
-def is_followed(track: Track) -> bool:
-    return track is _training
+def is_followed(stand: Stand) -> bool:
+    """Whether the training follows a pass over the same loader."""
+    return _followed is not None and _followed.track is stand.track
+
+
+def is_current(stand: Stand) -> bool:
+    """Whether it follows this very pass."""
+    return _followed is stand
+
+
+def used() -> None:
+    """A backward or an update: of what was handed over last."""
+    if _followed is not None and not _followed.is_used:
+        _uses(_followed)
+
+
+def _uses(stand: Stand) -> None:
+    stand.is_used, stand.outer = True, None
+    stand.track.epoch, stand.track.resume = max(stand.track.epoch, stand.epoch + 1), None
+
+
+def ended(stand: Stand) -> None:
+    """The pass has given all its batches; one that was resumed at its end gives none, and is an epoch all the same."""
+    if stand.is_resumed and not stand.taken:
+        _uses(stand)
+    over(stand)
+
+
+def over(stand: Stand) -> None:
+    """No batch comes of this pass any more. Where nothing was trained on it (an evaluation that looks like a training) the one around it goes on."""
+    global _followed
+    outer, stand.is_over, stand.outer = stand.outer, True, None
+    if stand is _followed and outer is not None and not outer.is_over:
+        _followed = outer
 
 
 def training_place(*, again: int = 0) -> Place:
     """Where the training's loader stands, where no loader was seen: at the very start. `again`: so many of its last batches are to come again."""
-    track = _training
-    return START if track is None else Place(track.epoch, max(0, track.batches - again), track.rng_at_iter)
+    at = _followed
+    return START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn)
 
 
 def training_position() -> LoaderPosition:

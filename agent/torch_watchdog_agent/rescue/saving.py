@@ -31,9 +31,11 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
     from torch_watchdog_agent.checkpoint.part import Alone
     from torch_watchdog_agent.checkpoint.save import discard
     from torch_watchdog_agent.hooks.tracks import training_place, training_position
+    from torch_watchdog_agent.saver import say_what_is_not_counted
 
     if (sealed := _sealed(rank, order.generation, Path(order.path))) is not None:
         return _saved(rank, order, updates, finite=True, format=sealed["format"])
+    say_what_is_not_counted(rank)
     try:
         if windows_back and rank.window.updates_at(windows_back) != updates:
             return unsaved(rank, order, updates, "what its step began with is not on hand")

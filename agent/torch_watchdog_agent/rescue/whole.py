@@ -42,6 +42,8 @@ class WholeWindow:
             return "its first update was under way, of which nobody knows yet what belongs to it"
         if self.num_steps < self.most_steps or (len(optimizers) > 1 and any(id(one) not in self._stepped for one in optimizers)):
             return "not all optimizers of its step had stepped, as far as can be told"
+        if self.num_steps > self.most_steps:
+            return "it has updated more often than usual since its last batch, and whether another update had begun cannot be told"
         if self._schedule() - self._scheduled_before < self._most_scheduled:
             return "its scheduler had not stepped yet"
         return ""

@@ -1,0 +1,58 @@
+"""A place in the data that tells how the loop goes on is taken; one that does not is refused or said, and never taken in silence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_state import MOMENT, committed_here, subjects_of
+from torch.utils.data import DataLoader, TensorDataset
+
+from torch_watchdog_agent.checkpoint import restore
+from torch_watchdog_agent.checkpoint.errors import RestoreError
+from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.hooks import loader as loader_hooks
+
+RANDOM = RngState.capture()
+
+
+def saved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **place: Any
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[Any], Path]:
+    import torch.utils.data.dataloader as module
+
+    loader_hooks.patch(module)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    monkeypatch.setitem(MOMENT, "position", replace(MOMENT["position"], **place))
+    loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=1)
+    return model, optimizer, loader, committed_here(folder / "step-2", subjects_of(optimizer))
+
+
+def test_several_loaders_in_turn_have_no_single_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, in_turn=True, rng_at_iter=RANDOM)
+    with pytest.raises(RestoreError, match=r"several passes over loaders in turn.*Leave out loader="):
+        restore(model=model, optimizer=optimizer, loader=loader, path=path)
+    assert restore(model=model, optimizer=optimizer, path=path) is not None
+
+
+def test_a_place_that_nobody_saw_is_said_to_be_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As of a loop whose batches come through a thread of its own."""
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=0, rng_at_iter=None)
+    assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None
+    assert f"where its data stood is not known in {path}" in capfd.readouterr().err
+    assert len(list(loader)) == 4
+
+
+def test_an_evaluation_before_the_training_leaves_the_place_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
+    assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None
+    with torch.no_grad():
+        assert len(list(loader)) == 4
+    assert [len(list(loader)) for _ in range(2)] == [1, 4]
