@@ -200,7 +200,10 @@ def _load_in_order(stored: Stored, kind: str, items: tuple[Any, ...]) -> None:
     places = stored.places(kind)
     if len(places) != len(items):
         fewer_or_more = f"it holds {len(places)} {kind} state(s), restore() was given {len(items)}"
-        raise RestoreError(stored.path, fewer_or_more, f"Pass {kind}= the same {kind}s, in the order in which the run that saved made them")
+        advice = f"Pass {kind}= the same {kind}s, in the order in which the run that saved made them"
+        if len(places) < len(items):
+            advice += f"; one that is no {kind} of torch's was not seen there: leave it out, and bring it to its place yourself"
+        raise RestoreError(stored.path, fewer_or_more, advice)
     for place, item in zip(places, items, strict=True):
         item.load_state_dict(from_leaf(stored.small[place]))
 

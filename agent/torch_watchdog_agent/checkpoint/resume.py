@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,7 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
         from torch_watchdog_agent.hooks.loader import resume_at
 
         # What the loader draws as it begins is the saver's, so that it makes the saver's order; after that a rank without a part draws its own.
-        resume_at(loader, mine.position if is_own else replace(mine.position, rng=RngState.capture()))
+        resume_at(loader, mine.position if is_own else replace(mine.position, rng=RngState.capture()), again=_in_the_epoch(target, rank))
         if mine.position.rng_at_iter is None and mine.updates_applied:
             _say(
                 f"rank {rank}: where its data stood is not known in {path} (no loader was seen on the training thread): the epoch begins anew"
@@ -117,6 +117,21 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
     else:
         _say(f"rank {rank} has no part of its own in {path}: its random number generators are not restored")
     return Resumed(path=path, step=mine.updates_applied, epoch=mine.position.epoch, batches=mine.position.batches)
+
+
+def _in_the_epoch(target: TrainingState, rank: int) -> Callable[[], None]:
+    """What the loop does at the head of an epoch it had done before the checkpoint: a scheduler that it steps there is put back."""
+    from torch_watchdog_agent.checkpoint.window import kept_schedules
+
+    put_back = kept_schedules(target)
+
+    def as_it_was() -> None:
+        if put_back():
+            _say(
+                f"rank {rank}: a scheduler has stepped between restore() and the epoch's data: the checkpoint holds that step, so it is taken back"
+            )
+
+    return as_it_was
 
 
 def _checkpoint_at(path: Path) -> Path:

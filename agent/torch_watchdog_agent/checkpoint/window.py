@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_watchdog_agent.checkpoint.buffers import Buffers
 from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 from torch_watchdog_agent.checkpoint.rng import RngState
-from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_schedulers
+from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState, inner_schedulers
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import Reader
@@ -121,6 +121,24 @@ class WindowState:
         self._buffers = Buffers(models, max_bytes=self._max_buffer_bytes, say=self._say) if models else None
         self._owners = _Owners(self._subjects)
         self._generation = self._subjects.generation
+
+
+def kept_schedules(state: TrainingState) -> Callable[[], bool]:
+    """What puts the schedulers of `state` back to where they are now, with the values that they set, and says whether one had stepped since."""
+    subjects = Subjects()
+    for optimizer in state.optimizers:
+        subjects.optimizer_seen(optimizer)
+    for scheduler in state.schedulers:
+        subjects.scheduler_seen(scheduler)
+    moment, before = _moment(_Owners(subjects)), subjects.scheduled()
+
+    def put_back() -> bool:
+        has_stepped = subjects.scheduled() != before
+        if has_stepped:
+            moment.put_back()
+        return has_stepped
+
+    return put_back
 
 
 class _Owners:

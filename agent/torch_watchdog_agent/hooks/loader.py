@@ -37,8 +37,8 @@ def patch_stateful(module: ModuleType) -> None:
     indices.hear_workers(module._StatefulMultiProcessingDataLoaderIter)
 
 
-def resume_at(loader: Any, position: LoaderPosition) -> None:
-    """The next iteration over `loader` continues at `position`. Works without a wrapped launch, too."""
+def resume_at(loader: Any, position: LoaderPosition, *, again: Callable[[], None] | None = None) -> None:
+    """The next iteration over `loader` continues at `position`. Works without a wrapped launch, too. `again`: called once it stands there."""
     import torch.utils.data.dataloader
 
     patch(torch.utils.data.dataloader)
@@ -47,7 +47,7 @@ def resume_at(loader: Any, position: LoaderPosition) -> None:
 
         accelerate.patch(sys.modules["accelerate.data_loader"])
     track = track_of(loader)
-    track.resume, track.epoch = position, position.epoch
+    track.resume, track.again, track.epoch = position, again, position.epoch
 
 
 def _beginning(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:

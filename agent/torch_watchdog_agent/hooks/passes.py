@@ -127,7 +127,7 @@ def _look_for_tokenizer(here: Any, loader: Any, track: Track) -> None:
 
 
 def catch_up(one: Pass, iterator: Any) -> None:
-    """Takes the batches that were consumed before the checkpoint, unseen, then brings back the random state of its boundary."""
+    """Takes the batches that were consumed before the checkpoint, unseen, then brings back what else the loop had at this place."""
     stand, resume = one.stand, _to_resume(one.stand)
     if resume is not None and rank() is None:
         stand.track.resume = None  # nothing will say when the training has used it
@@ -144,6 +144,8 @@ def catch_up(one: Pass, iterator: Any) -> None:
     finally:
         here_now.skipping = False
     stand.batches = resume.batches
+    if stand.track.again is not None:
+        stand.track.again()
     resume.rng.restore()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,14 +13,19 @@ __all__ = ["patch"]
 
 
 def patch(module: ModuleType) -> None:
-    theirs = module.LRScheduler.__init__
+    """Every class that sets itself up: SequentialLR, ChainedScheduler and ReduceLROnPlateau do so without their base."""
+    for kind in list(vars(module).values()):
+        if isinstance(kind, type) and kind.__module__ == module.__name__ and "__init__" in vars(kind) and hasattr(kind, "load_state_dict"):
+            kind.__init__ = _telling(vars(kind)["__init__"])  # type: ignore[misc]
 
+
+def _telling(theirs: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(theirs)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         theirs(self, *args, **kwargs)
         _seen(self)
 
-    module.LRScheduler.__init__ = initialise
+    return initialise
 
 
 @guarded("scheduler")

@@ -7,6 +7,7 @@ has made something of its batches: one that looks at a batch, or evaluates on th
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,8 @@ __all__ = [
 
 @dataclass(slots=True)
 class Track:
-    """One loader. `epoch`: how many of its passes the training has used. `begun` numbers all. `resume`: where the next one that it uses goes on.
+    """One loader. `epoch`: how many of its passes the training has used. `begun` numbers all. `resume`: where the next one that it uses goes on, and
+    `again` what is to be done there.
 
     `dataset`: its data set's name in a quarantine file. `in_turn`: between batches of one of its passes the training trains on those of another.
     """
@@ -38,6 +40,7 @@ class Track:
     epoch: int = 0
     begun: int = 0
     resume: LoaderPosition | None = None
+    again: Callable[[], None] | None = None
     looked_for_tokenizer: bool = False
     in_turn: bool = False
 

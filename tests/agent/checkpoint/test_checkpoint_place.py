@@ -56,3 +56,24 @@ def test_an_evaluation_before_the_training_leaves_the_place_to_it(tmp_path: Path
     with torch.no_grad():
         assert len(list(loader)) == 4
     assert [len(list(loader)) for _ in range(2)] == [1, 4]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_scheduler_that_steps_at_the_head_of_an_epoch_does_not_step_twice_in_the_one_that_goes_on(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer, loader, _ = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    subjects = subjects_of(optimizer)
+    subjects.scheduler_seen(scheduler)
+    scheduler.step()  # of the epoch in which the checkpoint is
+    path = committed_here(tmp_path / "with", subjects)
+    assert restore(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, path=path) is not None
+    rates = []
+    for _ in range(2):
+        for _ in range(steps):
+            scheduler.step()
+        assert list(loader)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == ([0.05, 0.025] if steps else [0.05, 0.05])
+    assert ("a scheduler has stepped between restore() and the epoch's data" in capfd.readouterr().err) is bool(steps)

@@ -26,7 +26,12 @@ class Stopped:
         self.seat = SimpleNamespace(config=SimpleNamespace(exit_codes={}))
         self.job, self.joined, self.plan = "j", None, SimpleNamespace(command=("torchrun", "train.py"))
         self.directory = SimpleNamespace(root=Path("/r"), quarantine_file=SimpleNamespace(exists=broken.pop("quarantine", bool)))
-        self.ranks_heard, self.unused_resume, self.write_end = lambda: heard, lambda: None, lambda *_, **__: None
+        self.ranks_heard, self.resumed, self.unused_resume, self.write_end = (
+            lambda: heard,
+            lambda: None,
+            lambda: None,
+            lambda *_, **__: None,
+        )
         self.restores = lambda: True
         vars(self).update(broken)
 

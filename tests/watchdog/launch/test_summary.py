@@ -218,6 +218,23 @@ def test_where_nothing_was_saved_the_next_run_leaves_the_sample_out() -> None:
     assert lines[-3:] == ["  saved  no checkpoint was written", f"  again  {again}", "  more   watchdog timeline watchdog_runs/train-1"]
 
 
+@pytest.mark.parametrize("kind", ["batch.index_out_of_range", "rank.exception"])
+def test_where_a_resumed_run_saved_nothing_the_next_one_goes_on_from_the_same_checkpoint(kind: str) -> None:
+    unsaved = INCIDENT | {"kind": kind, "action": INCIDENT["action"] | {"checkpoint": None}}
+    end = replace(
+        END,
+        resumed="/home/a/watchdog_runs/first/checkpoints/step-11",
+        quarantine="/home/a/watchdog_runs/train-1/quarantine.jsonl",
+        stopped_by_us=kind.startswith("batch."),
+    )
+    lines = summarise([unsaved], end)
+    assert lines[-2] == (
+        "  resume watchdog --policy stop --quarantine watchdog_runs/train-1/quarantine.jsonl --resume watchdog_runs/first/checkpoints/step-11 "
+        "torchrun --nproc-per-node 2 'my train.py'"
+    )
+    assert not any("again" in line for line in lines)
+
+
 def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
     incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "summary": "rank 1 was killed by signal 9"}
     assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)

@@ -182,6 +182,7 @@ def _tell_end(
         options=tuple(options),
         command=watch.plan.command,
         here=here(),
+        resumed=watch.resumed(),
         unused_resume=watch.unused_resume(),
         restores=watch.restores(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,

@@ -53,7 +53,8 @@ END_FIELDS = (
 _SEVERITIES = ("critical", "warning", "info")
 _LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
 _CALL_RESTORE = (
-    "  call   torch_watchdog_agent.restore(model=..., optimizer=..., loader=...) in the script: without it that line begins from nothing"
+    "  call   torch_watchdog_agent.restore(model=..., optimizer=..., scheduler=..., loader=...) in the script: without it that line begins "
+    "from nothing"
 )
 
 
@@ -78,7 +79,8 @@ class JobEnd:
     command: tuple[str, ...] = ()
     here: str = "/"
     folder: str | None = None  # None: here
-    unused_resume: str | None = None  # --resume was given and no rank took it
+    resumed: str | None = None  # the checkpoint of --resume, where the ranks took it
+    unused_resume: str | None = None  # and where none did
     restores: bool = True  # False where the script has not called restore()
     signalled: str = ""  # the signal from outside that asked for the end
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
@@ -102,6 +104,7 @@ def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantin
         folder=record.get("folder") or None,
         here=here,
         quarantine=quarantine,
+        resumed=None if told.get("unused_resume") else record.get("resume") or None,
         **told,
     )
 
@@ -314,16 +317,23 @@ def _afterwards(incident: Incident, end: JobEnd, asked_for: Mapping[str, Any], *
         lines.append(f"  saved  {one_line(path)} ({checkpoint_state(checkpoint)})")
     elif end.stopped_by_us:
         lines.append("  saved  no checkpoint was written")
-        if end.quarantine:
+        if end.quarantine and not end.resumed:
             lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
     if path and checkpoint.get("committed") and not was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
         lines += _resume_lines(checkpoint, end)
     if not path and not str(incident.get("kind")).startswith(("loss.", "grad.")):  # these say by themselves from where to go on
-        lines += _saved_on_request(asked_for, end)
+        lines += _saved_on_request(asked_for, end) or _resumed_before(end)
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")
     return lines
+
+
+def _resumed_before(end: JobEnd) -> list[str]:
+    """Nothing newer than what this launch itself went on from is there."""
+    if not end.resumed or not end.exit_code:
+        return []
+    return ["  resume " + _to_type(resume_command(_options(end), end.command, as_typed(end.resumed, _folder(end))), end)]
 
 
 def _resume_lines(checkpoint: Mapping[str, Any], end: JobEnd) -> list[str]:

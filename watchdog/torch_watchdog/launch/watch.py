@@ -71,10 +71,16 @@ class Watch:
         """A rank's first act is to make its ring."""
         return next(self.ring_dir.glob("*.ring"), None) is not None
 
+    def resumed(self) -> str | None:
+        """The checkpoint of --resume, where a rank said that it took it."""
+        return self._resume() if self.restores() else None
+
     def unused_resume(self) -> str | None:
-        """The checkpoint of --resume, where no rank said that it took it."""
-        resume = self.record.get("resume")
-        return str(resume) if resume and not self.restores() else None
+        """And where none did."""
+        return None if self.restores() else self._resume()
+
+    def _resume(self) -> str | None:
+        return str(self.record.get("resume") or "") or None
 
     def restores(self) -> bool:
         """Whether the script, or its framework, has asked what there is to go on from."""
