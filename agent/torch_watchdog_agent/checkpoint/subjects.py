@@ -121,8 +121,10 @@ class _Seen:
 
 
 def _counted(scheduler: Any) -> int:
-    """A scheduler of the user's own may keep anything under that name."""
-    epoch = getattr(scheduler, "last_epoch", 0)
+    """A scheduler of the user's own may keep anything under that name; a ChainedScheduler keeps no count of its own."""
+    epoch = getattr(scheduler, "last_epoch", None)
+    if epoch is None:
+        return sum([_counted(child) for child in inner_schedulers(scheduler)])
     return int(epoch) if isinstance(epoch, int | float) and math.isfinite(epoch) else 0
 
 

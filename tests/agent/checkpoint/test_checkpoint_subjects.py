@@ -76,6 +76,17 @@ def test_schedulers_inside_another_are_part_of_that_one() -> None:
     assert subjects.scheduled() == outer.last_epoch
 
 
+def test_a_chained_scheduler_counts_by_those_that_it_steps() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    chained = torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.ConstantLR(optimizer)])
+    subjects = Subjects()
+    subjects.scheduler_seen(chained)
+    before = subjects.scheduled()
+    optimizer.step()
+    chained.step()
+    assert subjects.scheduled() == before + 1
+
+
 def test_nothing_is_kept_alive() -> None:
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
