@@ -10,6 +10,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,7 @@ class Rank:
             checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
             if checked.violation is not None or checked.warnings:
                 held = batch
-                batch = self._act_on(batch, checked)
+                batch = self._act_on(batch, checked, evaluation=evaluation)
                 if batch is not held:  # what the model gets is what a traced step must learn from
                     checked = self.guard.fetched(batch, indices=None, worker=None)
             if checked.on_device.looks:
@@ -268,16 +269,19 @@ class Rank:
         if self._unread.settle(wait=True):
             self._clear()
 
-    def _act_on(self, batch: object, checked: Checked) -> object:
+    def _act_on(self, batch: object, checked: Checked, *, evaluation: bool) -> object:
         for warning in checked.warnings:
             self.notice(warning)
-        if checked.violation is None:
+        violation = checked.violation
+        if violation is None:
             return batch
+        if evaluation:  # its sample 33 is not the training's
+            violation = replace(violation, cause=f"{violation.cause} It is a batch of an evaluation, of {self.dataset}.")
         if self.config.policy == "observe":
-            self.notice(checked.violation)
-            self.holds.observed(checked.violation)
+            self.notice(violation)
+            self.holds.observed(violation)
             return batch
-        return self.holds.hold(batch, checked, checked.violation)
+        return self.holds.hold(batch, checked, violation)
 
     def notice(self, violation: Violation) -> None:
         where = self.loop

@@ -116,6 +116,7 @@ def test_in_an_evaluation_the_bad_batch_is_named_and_kept_from_the_model(tmp_pat
     assert stopped.code == 65, stopped.err
     (incident,) = stopped.incidents
     assert (incident["batch"]["value"], incident["batch"]["sample"]["dataset_index"], incident["action"]["prevented"]) == (51, 9, True)
+    assert "It is a batch of an evaluation, of " in incident["cause"]
 
 
 def test_a_tensor_parallel_pair_that_has_one_bad_batch_stops_as_one_and_resumes(tmp_path: Path) -> None:
