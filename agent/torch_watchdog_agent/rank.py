@@ -241,7 +241,7 @@ class Rank:
             checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
             if checked.violation is not None or checked.warnings:
                 held = batch
-                batch = self._act_on(batch, checked, evaluation=evaluation)
+                batch = self._act_on(batch, checked)
                 if batch is not held:  # what the model gets is what a traced step must learn from
                     checked = self.guard.fetched(batch, indices=None, worker=None)
             if checked.on_device.looks:
@@ -269,19 +269,23 @@ class Rank:
         if self._unread.settle(wait=True):
             self._clear()
 
-    def _act_on(self, batch: object, checked: Checked, *, evaluation: bool) -> object:
+    def _act_on(self, batch: object, checked: Checked) -> object:
         for warning in checked.warnings:
             self.notice(warning)
-        violation = checked.violation
-        if violation is None:
+        if checked.violation is None:
             return batch
-        if evaluation:  # its sample 33 is not the training's
-            violation = replace(violation, cause=f"{violation.cause} It is a batch of an evaluation, of {self.dataset}.")
+        violation = self._told(checked.violation)
         if self.config.policy == "observe":
             self.notice(violation)
             self.holds.observed(violation)
             return batch
         return self.holds.hold(batch, checked, violation)
+
+    def _told(self, violation: Violation) -> Violation:
+        """Of an evaluation's batch it is said that it is one: its sample 33 is not the training's."""
+        if self.gate.phase != "eval":
+            return violation
+        return replace(violation, cause=f"{violation.cause} It is a batch of an evaluation, of {self.dataset}.")
 
     def notice(self, violation: Violation) -> None:
         where = self.loop
@@ -293,6 +297,7 @@ class Rank:
 
     def refused(self, violation: Violation) -> bool:
         """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
+        violation = self._told(violation)
         if self.config.policy == "observe":
             self.notice(violation)
             self.holds.observed(violation)
