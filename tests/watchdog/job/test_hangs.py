@@ -43,6 +43,15 @@ def test_nobody_is_asked_before_a_standstill_is_unusual() -> None:
     assert not slow.watch.should_ask(slow.now + 250)
 
 
+def test_ranks_that_report_in_one_moment_make_no_standstill_unusual_sooner() -> None:
+    run = Run(step_s=30)
+    for _ in range(10):
+        run.now += 30
+        for _ in range(4):  # of four ranks, whose batches are no steps: an evaluation
+            run.watch.progressed(run.now)
+    assert not run.watch.should_ask(run.now + 250)
+
+
 def test_how_long_a_standstill_may_be_and_when_a_rank_counts_as_hung_are_the_sites_own() -> None:
     usual, patient = Run(step_s=0.01), Run(step_s=0.01)
     patient.watch = HangWatch({"hang": {"shortest_s": 100, "of_timeout": 0.5}})

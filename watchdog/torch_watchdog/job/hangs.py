@@ -66,7 +66,9 @@ class HangWatch:
     def progressed(self, now: float, steps_s: Iterable[float] = ()) -> None:
         """Some rank reports steps, which took so long; or batches, as in an evaluation."""
         if self._last is not None:
-            self._gaps_s.extend((*steps_s, now - self._last))
+            self._gaps_s.extend(steps_s)
+            if now > self._last:  # several ranks report in one moment
+                self._gaps_s.append(now - self._last)
         self._last, self._asked_at, self._told = now, None, False
         self._stopped_before, self._split_before = frozenset(), None
 
