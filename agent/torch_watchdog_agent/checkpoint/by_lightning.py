@@ -85,4 +85,12 @@ def _save_alone(trainer: Any, folder: Path, moment: Moment) -> None:
     """As `save_checkpoint` does it, which only writes on rank 0 and waits for the others."""
     import torch
 
-    torch.save(moment.on_host(trainer._checkpoint_connector.dump_checkpoint(weights_only=False)), folder / FILE)
+    dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    _begin_evaluations_anew(dumped.get("loops") or {})
+    torch.save(moment.on_host(dumped), folder / FILE)
+
+
+def _begin_evaluations_anew(loops: dict[str, Any]) -> None:
+    """Of one that was under way Lightning would run the rest, and take that for the whole: what its metrics had seen by then is not in a checkpoint."""
+    for progress in (value for of_one in loops.values() for name, value in of_one.items() if name.endswith("val_loop.batch_progress")):
+        progress["current"] = dict.fromkeys(progress["current"], 0)
