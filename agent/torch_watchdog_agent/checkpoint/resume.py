@@ -126,7 +126,12 @@ def _in_the_epoch(target: TrainingState, rank: int) -> Callable[[], None]:
     put_back = kept_schedules(target)
 
     def as_it_was() -> None:
-        if put_back():
+        try:
+            has_stepped = put_back()
+        except Exception as error:  # noqa: BLE001  this is the user's own loader: the training goes on
+            _say(f"rank {rank}: a scheduler could not be put back to where the checkpoint has it ({type(error).__name__}: {error})")
+            return
+        if has_stepped:
             _say(
                 f"rank {rank}: a scheduler has stepped between restore() and the epoch's data: the checkpoint holds that step, so it is taken back"
             )

@@ -77,3 +77,16 @@ def test_a_scheduler_that_steps_at_the_head_of_an_epoch_does_not_step_twice_in_t
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates == ([0.05, 0.025] if steps else [0.05, 0.05])
     assert ("a scheduler has stepped between restore() and the epoch's data" in capfd.readouterr().err) is bool(steps)
+
+
+def test_a_scheduler_that_cannot_be_put_back_is_said_and_breaks_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> bool:
+        raise ValueError("no such group")
+
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
+    monkeypatch.setattr("torch_watchdog_agent.checkpoint.window.kept_schedules", lambda _: fails)
+    assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None
+    assert len(list(loader)) == 1
+    assert "could not be put back to where the checkpoint has it (ValueError: no such group)" in capfd.readouterr().err
