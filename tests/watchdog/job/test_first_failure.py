@@ -174,6 +174,7 @@ def test_words_of_a_culprit(text: str) -> None:
 
 
 WAITED = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete"
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:53440."
 
 
 def test_a_rank_that_skipped_a_batch_is_the_culprit_of_those_that_waited_for_it_though_it_still_lives() -> None:
@@ -291,8 +292,38 @@ def test_one_that_has_raised_before_it_could_be_asked_is_not_called_silent() -> 
     word = Failed(rank=0, step=9, updates_applied=9, time_ns=1_000_000, text=WAITED, calls=(GroupCalls(group="0", made=9),))
     watch.raised(word, node="a", pid=100, now=1.0)
     watch.asked(frozenset({1}))
-    closed = Failed(rank=1, step=9, updates_applied=9, time_ns=9_000_000, text="RuntimeError: Connection closed by peer")
+    closed = Failed(rank=1, step=9, updates_applied=9, time_ns=9_000_000, text=CLOSED)
     watch.raised(closed, node="a", pid=101, now=1.1)
     first = watch.verdict(now=20.0, all_ended=False)
     assert first is not None
     assert ([end.rank for end in first.culprits], first.culprits[0].hung) == ([0], "")
+
+
+@pytest.mark.parametrize("late_word", [0, 1])
+def test_two_that_waited_in_different_collectives_are_told_apart_whoever_is_heard_first(late_word: int) -> None:
+    """The one that gave up may be slower to say so than the other, which sees its connection break of that."""
+    watch = FailureWatch()
+    reduces = GroupCalls(group="0", made=10, newest="broadcast of (1,) int64", alike=8, times=9)
+    barrier = GroupCalls(group="0", made=10, newest="barrier", alike=7)
+    words = [
+        Failed(rank=0, step=5, updates_applied=5, time_ns=1_000, text=WAITED, where="train.py:7", calls=(reduces,)),
+        Failed(rank=1, step=5, updates_applied=5, time_ns=9_000, text=CLOSED, where="train.py:70", calls=(barrier,)),
+    ]
+    watch.raised(words[1 - late_word], node="a", pid=101 - late_word, now=1.0)
+    watch.asked(frozenset({late_word}))  # it has raised before it could answer
+    watch.raised(words[late_word], node="a", pid=100 + late_word, now=1.1)
+    first = watch.verdict(now=20.0, all_ended=False)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims, judge(first).kind) == ([1], (0,), "rank.desync")
+
+
+def test_a_rank_that_holds_the_others_up_is_the_culprit_though_one_that_saw_a_connection_break_spoke_first() -> None:
+    watch = FailureWatch()
+    calls = (GroupCalls(group="0", made=9),)
+    watch.raised(Failed(rank=2, step=9, updates_applied=9, time_ns=9_000, text=CLOSED, calls=calls), node="a", pid=102, now=1.0)
+    watch.asked(frozenset({0, 1}))
+    watch.looked(looks(waits=False))
+    watch.raised(Failed(rank=0, step=9, updates_applied=9, time_ns=1_000, text=WAITED, calls=calls), node="a", pid=100, now=1.1)
+    first = watch.verdict(now=20.0, all_ended=False)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims, judge(first).kind) == ([1], (0, 2), "rank.hang")

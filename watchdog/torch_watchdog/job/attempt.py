@@ -14,7 +14,7 @@ from torch_watchdog.job.ending import Ending
 from torch_watchdog.job.event_log import EventLog, words_of
 from torch_watchdog.job.events import AppendEvent, Effect, OrderRequested, RankSpoke, Refused, SendOrder, WriteIncident, WriteStacks
 from torch_watchdog.job.failures import FailureWatch
-from torch_watchdog.job.first_failure import FirstFailure, gave_up
+from torch_watchdog.job.first_failure import FirstFailure, waited_for_another
 from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.pace import PaceWatch
@@ -155,14 +155,15 @@ class Attempt:
         self._failures.raised(failed, node=rank.node, pid=rank.pid, now=now)
         yield self._event(now, "rank.failed", rank=rank.rank, step=failed.step, text=" <- ".join((failed.text, *failed.chain[1:])))
         yield from self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
-        if gave_up(failed.text) and not self._rescues.has_begun:  # whom it waited for: told before they are freed from where they are
+        if self._failures.is_asked_for(rank.pid) and not self._rescues.has_begun:
+            yield from self._tell_each([stop.Tell(rank=rank.rank, order=m.Leave(generation=0))])  # it waits for a word
+            return
+        if waited_for_another(failed.text) and not (self._rescues.has_begun or self._failures.has_asked):
+            # For whom: they are asked before they are freed from where they are.
             alive = self._ranks_in_training() - {rank.rank}
             self._failures.asked(alive)
             yield from self._ask(alive)[1]
             self._say_who_is_away(alive)
-        if self._failures.is_asked_for(rank.pid) and not self._rescues.has_begun:
-            yield from self._tell_each([stop.Tell(rank=rank.rank, order=m.Leave(generation=0))])  # it waits for a word
-            return
         yield from self._rescue(rank.rank, f"rank {rank.rank}: {failed.text}", now, victim=self._failures.is_victim(rank.pid))
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:

@@ -19,6 +19,7 @@ from torch_watchdog.job.first_failure import (
     first_failure,
     gave_up,
     is_no_failure_of_its_own,
+    waited_for_another,
 )
 from torch_watchdog.job.standstill import AWAY, Place, elsewhere, silence, split
 from torch_watchdog.rules.death import PATIENCE_S
@@ -45,7 +46,7 @@ class FailureWatch:
         self._since: float | None = None
         self._judged = 0
         self._asked: frozenset[int] = frozenset()
-        self._places: dict[int, Place] = {}  # where ranks were when the first of them gave a collective up
+        self._places: dict[int, Place] = {}  # where ranks were as the first of them was done waiting
         self._elsewhere: dict[int, str] = {}
         self._stacks: dict[int, str] = {}
         self._steps: dict[int, int] = {}
@@ -85,8 +86,7 @@ class FailureWatch:
             known, text=failed.text, where=failed.where, raised_ns=failed.time_ns, step=failed.step, between=failed.between
         )  # fmt: skip
         self._begin(now)
-
-        if gave_up(failed.text):
+        if waited_for_another(failed.text):
             self._places[failed.rank] = Place.of(failed)
 
     def said_end(self, pid: int) -> None:
@@ -100,8 +100,12 @@ class FailureWatch:
         self._begin(now)
 
     def asked(self, ranks: frozenset[int]) -> None:
-        """One has given a collective up: these are asked where they are, before they are told anything."""
+        """One waits for another no longer: these are asked where they are, before they are told anything."""
         self._asked = ranks
+
+    @property
+    def has_asked(self) -> bool:
+        return bool(self._asked)
 
     def looked(self, looked: Looked) -> None:
         if looked.rank not in self._asked or looked.rank in self._stacks:

@@ -23,6 +23,7 @@ __all__ = [
     "first_failure",
     "gave_up",
     "is_no_failure_of_its_own",
+    "waited_for_another",
 ]
 
 Role: TypeAlias = Literal["own", "peer", "asked", "finished", "leaving"]
@@ -110,6 +111,11 @@ def is_no_failure_of_its_own(end: RankEnd) -> bool:
 def gave_up(text: str) -> bool:
     """Whether these are the words of a rank that has waited for another for as long as it may."""
     return _GAVE_UP.search(text) is not None
+
+
+def waited_for_another(text: str) -> bool:
+    """Whether these are the words of a rank that waited for another, until it gave up or its connection to a peer broke."""
+    return gave_up(text) or blames_a_peer(text)
 
 
 def first_failure(
