@@ -1,7 +1,7 @@
 """Holding a bad batch: the rank waits until every rank has promised to leave out the step that uses it, and goes on with a legal stand-in.
 
-Owns which steps those are: in a loop that is ahead of its steps a stand-in that was handed over now is used later. Knows the protocol through the gate, and
-nothing of what a violation is.
+Owns what becomes of a batch of which something was found, and which steps are left out: in a loop that is ahead of its steps a stand-in that was handed
+over now is used later. Knows the protocol through the gate, and nothing of what a violation is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.turned_off import why_unknown
-from torch_watchdog_proto.messages import Hold, Violation
+from torch_watchdog_proto.messages import Hold, Refused, Violation
 from torch_watchdog_proto.stop.participant import GivenUp
 
 if TYPE_CHECKING:
@@ -34,23 +34,42 @@ class Holds:
         self._observed: set[tuple[str, str]] = set()  # kind and tensor of what was said
         self.in_hand: list[tuple[Violation, int]] = []  # stand-ins that the loop has fetched ahead, and the last window that may use each
 
-    def hold(self, batch: object, checked: Checked, violation: Violation) -> object:
+    def met(self, batch: object, checked: Checked) -> object:
+        """The loop is about to use a batch of which something was found. Returns what it gets instead, or the same."""
+        for warning in checked.warnings:
+            self._rank.notice(warning)
+        if checked.violation is None:
+            return batch
+        violation = self._told(checked.violation)
+        return batch if self._is_only_observed(violation) else self._hold(batch, checked, violation)
+
+    def refused(self, violation: Violation) -> bool:
+        """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
+        return self._refuse(self._told(violation))
+
+    def _told(self, violation: Violation) -> Violation:
+        """Of an evaluation's batch it is said that it is one: its sample 33 is not the training's."""
+        if self._rank.gate.phase != "eval":
+            return violation
+        return replace(violation, cause=f"{violation.cause} It is a batch of an evaluation, of {self._rank.dataset}.")
+
+    def _hold(self, batch: object, checked: Checked, violation: Violation) -> object:
         """Returns the stand-in, once every rank has promised to veto the step at hand; or, where only a later step can use it, at once."""
         violation = self._kept(batch, violation)
         clean = self._rank.guard.repaired(batch, checked) if self._is_gated() else None
         if clean is None:
-            self._rank.refused(violation)
+            self._refuse(violation)
             raise _unanswered(violation, self._why_not())
         self._promise(violation)
         return clean
 
     def hold_late(self, violation: Violation) -> None:
         """The same for a batch that was handed over unread, its stand-in with it. Of the step at hand no backward has been launched since."""
-        if not self._is_gated() or self._rank.config.policy == "observe":
-            if not self._rank.refused(violation):
-                return  # only observed
+        violation = self._told(violation)
+        if self._is_gated() and self._rank.config.policy != "observe":
+            self._promise(violation)
+        elif self._refuse(violation):
             raise _unanswered(violation, self._why_not())
-        self._promise(violation)
 
     def _kept(self, batch: object, violation: Violation) -> Violation:
         """With the batch on disk, for the report, for `watchdog replay` and for whoever mends the sample."""
@@ -102,19 +121,36 @@ class Holds:
             raise _unanswered(violation, "the node process cannot be reached")
         decision = rank.gate.hold(step, timeout_s)
         if isinstance(decision, GivenUp):
-            rank.refused(violation)
+            self._refuse(violation)
             rank.rescuer.at_nothing()  # its state is clean: nothing of the batch has been used
             raise _unanswered(violation, decision.reason)
         if rank.config.policy == "skip":
             rank.say(f"step {step}: {violation.summary}: left out on every rank")
 
-    def observed(self, violation: Violation) -> None:
-        """Nothing is changed. Said of each tensor once: whoever reads the output of a run of days must not learn of it at its end only."""
+    def _refuse(self, violation: Violation) -> bool:
+        rank = self._rank
+        if self._is_only_observed(violation):
+            return False
+        rank.history.note(f"step {rank.loop.step}: refused: {violation.summary}", level=2)
+        rank.tell(Refused(rank=rank.identity.rank, step=rank.loop.step, micro_step=rank.loop.micro_step, violation=violation))
+        rank.write_contract()
+        if rank.scan is not None:
+            rank.scan.refused(violation)
+        else:
+            self.leave_out(violation, rank.loop.step)
+        return True
+
+    def _is_only_observed(self, violation: Violation) -> bool:
+        """Then nothing is changed. Said of each tensor once: whoever reads the output of a run of days must not learn of it at its end only."""
+        rank = self._rank
+        if rank.config.policy != "observe":
+            return False
+        rank.notice(violation)
         named = violation.kind, violation.batch.key
         if named not in self._observed and len(self._observed) < _MAX_OBSERVED:
             self._observed.add(named)
-            step = self._rank.loop.step
-            self._rank.say(f"step {step}: {violation.summary}: observed, nothing is changed, more of it is only recorded")
+            rank.say(f"step {rank.loop.step}: {violation.summary}: observed, nothing is changed, more of it is only recorded")
+        return True
 
     def _is_gated(self) -> bool:
         """Whether a veto would be heeded: not in the first window, nor in a loop that updates by hand, nor where a hook that counts has turned itself off."""

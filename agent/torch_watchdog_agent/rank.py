@@ -10,7 +10,6 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,6 @@ from torch_watchdog_proto.messages import (
     Order,
     Prepare,
     RankMessage,
-    Refused,
     Signalled,
     Violation,
 )
@@ -99,11 +97,11 @@ class Rank:
         self.lockstep = among_neighbours(
             Lockstep, rings, identity, say=self.say, without="ranks in different collectives are not told apart before they hang"
         )
+        self.holds = Holds(self)
         self.guard = Guard(
-            say=self.say, on_refused=self.refused, on_noticed=self.notice, patient=bool(config.scan), watch_modules=config.watch_modules,
+            say=self.say, on_refused=self.holds.refused, on_noticed=self.notice, patient=bool(config.scan), watch_modules=config.watch_modules,
             outlier_times=config.outlier_times,
         )  # fmt: skip
-        self.holds = Holds(self)
         self._unread = Unread(self.guard, say=self.say, found=self.holds.hold_late, change=config.policy != "observe")
         self.saver = Saver(self, leave=announce_leave)
         if importlib.util.find_spec("safetensors") is None:
@@ -241,7 +239,7 @@ class Rank:
             checked = self.guard.fresh(checked)  # a prefetching loader looked at it before the last step had taught its bounds
             if checked.violation is not None or checked.warnings:
                 held = batch
-                batch = self._act_on(batch, checked)
+                batch = self.holds.met(batch, checked)
                 if batch is not held:  # what the model gets is what a traced step must learn from
                     checked = self.guard.fetched(batch, indices=None, worker=None)
             if checked.on_device.looks:
@@ -269,24 +267,6 @@ class Rank:
         if self._unread.settle(wait=True):
             self._clear()
 
-    def _act_on(self, batch: object, checked: Checked) -> object:
-        for warning in checked.warnings:
-            self.notice(warning)
-        if checked.violation is None:
-            return batch
-        violation = self._told(checked.violation)
-        if self.config.policy == "observe":
-            self.notice(violation)
-            self.holds.observed(violation)
-            return batch
-        return self.holds.hold(batch, checked, violation)
-
-    def _told(self, violation: Violation) -> Violation:
-        """Of an evaluation's batch it is said that it is one: its sample 33 is not the training's."""
-        if self.gate.phase != "eval":
-            return violation
-        return replace(violation, cause=f"{violation.cause} It is a batch of an evaluation, of {self.dataset}.")
-
     def notice(self, violation: Violation) -> None:
         where = self.loop
         self.tell(Noticed(rank=self.identity.rank, step=where.step, micro_step=where.micro_step, violation=violation))
@@ -295,22 +275,6 @@ class Rank:
         """What has been learned by now, for whoever looks at the run."""
         self._contract.write(self.guard.contract())
 
-    def refused(self, violation: Violation) -> bool:
-        """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
-        violation = self._told(violation)
-        if self.config.policy == "observe":
-            self.notice(violation)
-            self.holds.observed(violation)
-            return False
-        self.history.note(f"step {self.loop.step}: refused: {violation.summary}", level=2)
-        self.tell(Refused(rank=self.identity.rank, step=self.loop.step, micro_step=self.loop.micro_step, violation=violation))
-        self.write_contract()
-        if self.scan is not None:
-            self.scan.refused(violation)
-        else:
-            self.holds.leave_out(violation, self.loop.step)
-        return True
-
     def failed(self, error: BaseException) -> None:
         """An exception ends the training: tell it, and name the batch behind it, where the guard had doubted that batch."""
         self.rescuer.noticed(error)  # before all that takes its time: another rank may fail a millisecond later
@@ -318,7 +282,7 @@ class Rank:
         if self.scan is not None:
             self.scan.failed = True
         if violation is not None:
-            self.refused(violation)  # first the batch, then what came of it: the daemon judges a failure at once
+            self.holds.refused(violation)  # first the batch, then what came of it: the daemon judges a failure at once
         self.rescuer.failed(error)
 
     def exits(self, error: SystemExit, words: Words) -> None:

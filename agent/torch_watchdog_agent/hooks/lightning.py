@@ -9,7 +9,8 @@ from typing import Any
 from torch_watchdog_agent.checkpoint import by_lightning
 from torch_watchdog_agent.hooks import lightning_resume
 from torch_watchdog_agent.hooks.active import guarded, rank
-from torch_watchdog_agent.hooks.passes import Pass, ask, asking, begin
+from torch_watchdog_agent.hooks.looked_at import Pass
+from torch_watchdog_agent.hooks.passes import ask, asking, begin
 
 __all__ = ["patch"]
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks.active import guarded, rank
-from torch_watchdog_agent.hooks.passes import Pass, asking, here_now
+from torch_watchdog_agent.hooks.looked_at import Pass
+from torch_watchdog_agent.hooks.passes import asking, here_now
 from torch_watchdog_agent.hooks.tracks import track_of
 
 __all__ = ["Resuming", "catch_up", "patch", "take"]

@@ -1,29 +1,26 @@
 """One pass over a loader, whatever made the loader: a boundary before each batch, a look when it is made, a hand-over when the loop gets it.
 
-Owns which batch that was looked at is the one that is handed over. The outermost loader counts: what happens inside it is only a fetch, and a loader
-inside a data set is nobody's.
+The outermost loader counts: what happens inside it is only a fetch, and a loader inside a data set is nobody's.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks import elsewhere
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
-from torch_watchdog_agent.hooks.left import left, watch_collections
+from torch_watchdog_agent.hooks.left import watch_collections
+from torch_watchdog_agent.hooks.looked_at import Pass, without_modes_of
 from torch_watchdog_agent.hooks.tracks import Stand, Track, ended, follow, is_current, is_followed, is_known, track_of, training_place
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
-    "Pass",
     "ask",
     "asking",
     "begin",
@@ -34,21 +31,7 @@ __all__ = [
     "outer_iteration",
 ]
 
-MAX_FETCHED = 256  # batches that a loop may have asked for and not got yet
 _Batch = TypeVar("_Batch")
-
-
-@dataclass(slots=True, eq=False)
-class Pass:
-    """One iterator over a loader. `fetched`: looked at, not handed over yet. `one_by_one`: every hand-over so far had exactly one fetch before it."""
-
-    stand: Stand = field(default_factory=Stand)
-    fetched: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_FETCHED))
-    one_by_one: bool = True
-    total: int | None = None  # batches, where a scan needs to know
-
-    def __del__(self) -> None:
-        left(self.stand)
 
 
 class _Here(threading.local):
@@ -193,7 +176,7 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
     for _ in range(min(skip, len(one.fetched))):
         one.fetched.popleft()
     if here is None:
-        return batch if part is not None or is_training_thread() else elsewhere.handed(batch, _found(one, batch)[0])
+        return batch if part is not None or is_training_thread() else elsewhere.handed(batch, one.found(batch)[0])
     took_ns = time.monotonic_ns() - began_ns
     if part is None:
         return _hand_over(here, one, batch, took_ns)
@@ -221,7 +204,7 @@ class asking:  # noqa: N801  read as a statement: `with asking(one):`
     def __enter__(self) -> None:
         self._before = here_now.receiver, here_now.deaf
         here_now.receiver, here_now.deaf = self._one, not self._inside
-        self._mode = _without_modes(rank())
+        self._mode = without_modes_of(rank())
         if self._mode is not None:
             self._mode.__enter__()
 
@@ -267,7 +250,7 @@ def deafly() -> Iterator[None]:
 
 def _made(here: Any, theirs: Callable[[Any], _Batch], iterator: Any) -> _Batch:
     """A loader inside the data set is not listened to, and collation must not land on the tape of a traced step."""
-    mode = _without_modes(here)
+    mode = without_modes_of(here)
     here_now.deaf = True
     try:
         if mode is None:
@@ -276,18 +259,6 @@ def _made(here: Any, theirs: Callable[[Any], _Batch], iterator: Any) -> _Batch:
             return theirs(iterator)
     finally:
         here_now.deaf = False
-
-
-def _without_modes(here: Any) -> AbstractContextManager[object] | None:
-    return None if here is None or not here.guard.tracing else _no_modes()
-
-
-@guarded("loader")
-def _no_modes() -> AbstractContextManager[object]:
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    without: AbstractContextManager[object] = _disable_current_modes()  # only ours is there now
-    return without
 
 
 @guarded("boundary")
@@ -388,41 +359,5 @@ def _used(here: Any, one: Pass, batch: Any, source: Source, checked: Any, loader
 
 def _checked(here: Any, one: Pass, batch: Any) -> tuple[Source, Any]:
     """What was found when this batch was made; else it is looked at now, because the loader changed it or made it by itself."""
-    source, checked = _found(one, batch)
+    source, checked = one.found(batch)
     return source, here.fetched(batch, indices=source.indices, worker=source.worker) if checked is None else checked
-
-
-def _found(one: Pass, batch: Any) -> tuple[Source, Any]:
-    """Batches that a loader dropped in between are forgotten. Samples are told only where the batch is surely the one that was fetched."""
-    fetched = one.fetched
-    for place, (made, source, checked) in enumerate(fetched):
-        if made is batch or _is_same(batch, made, checked, moved=place == 0):
-            one.one_by_one &= place == 0 and len(fetched) == 1
-            for _ in range(place + 1):
-                fetched.popleft()
-            return source, checked
-    certain = one.one_by_one and len(fetched) == 1
-    source = fetched[0][1] if certain else Source()
-    one.one_by_one &= certain
-    fetched.clear()
-    return source, None
-
-
-def _is_same(batch: Any, made: Any, checked: Any, *, moved: bool) -> bool:
-    """Whether the batch holds exactly the tensors of the one that was made; `moved`: or what may be their copies."""
-    from torch_watchdog_agent.contract.flatten import leaves_of
-
-    own, leaves = leaves_of(batch), leaves_of(made) if checked is None else checked.leaves
-    if not leaves or own.keys() != leaves.keys():
-        return False
-    if any(own[key] is tensor for key, tensor in leaves.items()):
-        return True
-    with _without_modes(rank()) or nullcontext():
-        return moved and all(_may_be_copy(own[key], tensor) for key, tensor in leaves.items())
-
-
-def _may_be_copy(own: Any, made: Any) -> bool:
-    """On another device its content is not looked at; `to("cpu:0")`, as accelerate asks for, copies what is on the CPU already."""
-    if own.shape != made.shape or own.dtype != made.dtype:
-        return False
-    return own.device != made.device or (own.device.type == "cpu" and bool(own.equal(made)))
