@@ -13,7 +13,7 @@ from torch_watchdog.job.events import (
 )
 from torch_watchdog.job.rescues import HEAD_START_S
 from torch_watchdog_proto import messages as m
-from torch_watchdog_proto.rescue_words import Failed, Release
+from torch_watchdog_proto.rescue_words import Failed, Free, Look, Release
 from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S
 
 
@@ -34,6 +34,17 @@ def test_a_rank_that_blames_its_peer_is_not_the_first_however_early_it_ended() -
     run.report(events=(exception(1, 3, "ValueError: no image"), ended(1, 4, exit_code=1)))
     (incident,) = run.incidents
     assert (incident["origin"]["rank"], incident["summary"]) == (1, "rank 1: ValueError: no image")
+
+
+def test_the_others_are_asked_where_they_are_once_and_before_they_are_freed_whoever_speaks_first() -> None:
+    run = Run(world_size=3)
+    run.hello(0, 1, 2)
+    told = run.say(Failed(rank=2, step=3, time_ns=2, updates_applied=3, text="RuntimeError: Connection closed by peer [127.0.0.1]:4242"))
+    assert orders(told) == [(0, Look), (1, Look), (0, Free), (1, Free), (2, Free)]
+    (why,) = {effect.tell.order.reason for effect in told if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Free)}
+    assert why.startswith("rank 2 lost another: RuntimeError: Connection closed by peer")
+    told = run.say(Failed(rank=0, step=3, time_ns=1, updates_applied=3, text="RuntimeError: Timed out waiting 8000ms for send operation"))
+    assert Look not in [kind for _, kind in orders(told)]
 
 
 def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:

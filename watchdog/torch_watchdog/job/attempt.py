@@ -164,7 +164,8 @@ class Attempt:
             self._failures.asked(alive)
             yield from self._ask(alive)[1]
             self._say_who_is_away(alive)
-        yield from self._rescue(rank.rank, f"rank {rank.rank}: {failed.text}", now, victim=self._failures.is_victim(rank.pid))
+        victim = self._failures.is_victim(rank.pid)
+        yield from self._rescue(rank.rank, f"rank {rank.rank}{' lost another' if victim else ''}: {failed.text}", now, victim=victim)
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
         """Whoever takes the machine away signals every rank, or one node's, and perhaps twice: that is one order."""
