@@ -175,7 +175,10 @@ def test_the_death_of_one_machines_wrapper_ends_no_training(two: list[Machine], 
 
 
 def test_a_machine_that_the_network_loses_for_a_while_is_taken_back_and_can_be_stopped(two: list[Machine], tmp_path: Path) -> None:
-    processes = begin(two, tmp_path, (), "--epochs", 40, "--meet", tmp_path)
+    for machine in two:  # on a busy machine it stays away for longer than a site usually waits
+        (tmp_path / machine.name).mkdir()
+        (tmp_path / machine.name / "watchdog.toml").write_text("[rules.hang]\nshortest_s = 300\n")
+    processes = begin(two, tmp_path, (), "--epochs", 4000, "--meet", tmp_path)
     until(lambda: (tmp_path / "here").exists() or any(process.poll() is not None for process in processes), "rank 0 waits")
     two[1].unplug()
     (tmp_path / "go").touch()
@@ -186,7 +189,9 @@ def test_a_machine_that_the_network_loses_for_a_while_is_taken_back_and_can_be_s
     until(lambda: "node.back" in events.read_text(), "it is back")
 
     def stopped() -> bool:
-        return launch(tmp_path, [*watchdog("stop", str(tmp_path / "runs" / "job"))]).code == 0
+        asked = launch(tmp_path, [*watchdog("stop", str(tmp_path / "runs" / "job"))])
+        assert asked.code == 0 or "cannot be reached" in asked.err, asked.err
+        return asked.code == 0
 
     until(stopped, "every rank is told")
     runs = all_ended(processes, [tmp_path / machine.name for machine in two])

@@ -159,6 +159,53 @@ def test_all_ranks_of_a_node_that_cannot_be_reached_are_named_and_nobody_says_it
         assert verdict.why.startswith("its node cannot be reached")
 
 
+def look_at_two_nodes(run: Run, *, waits: tuple[int, ...], elsewhere: tuple[int, ...] = (), away: bool = True) -> Hung | None:
+    """Ranks 2 and 3 do not answer; `away`: the daemon has seen the line of their node break."""
+    assert run.watch.deadline is not None
+    run.now = max(run.now, run.watch.deadline)
+    run.generation += 1
+    run.watch.asked(frozenset({0, 1, 2, 3}), run.generation, run.now)
+    for rank in (*waits, *elsewhere):
+        run.watch.answered(Looked(rank=rank, generation=run.generation, waits=rank in waits, stack=STACK, timeout_s=600.0))
+    for rank in (2, 3) if away else ():
+        run.watch.state(rank, AWAY)
+    run.now += ANSWER_S
+    return run.watch.verdict(run.now)
+
+
+def test_where_a_rank_that_can_be_seen_is_late_the_others_may_wait_for_that_one() -> None:
+    """The wrapper of a node was killed, and its ranks train on unwatched, while rank 0 writes a checkpoint."""
+    run = Run()
+    for _ in range(10):
+        hung = look_at_two_nodes(run, waits=(1,), elsewhere=(0,))
+        assert hung is None or (hung.ranks, hung.sure) == ((0,), False)
+    gone = [look_at_two_nodes(run, waits=(0, 1)) for _ in range(2)][-1]
+    assert gone is not None and (gone.ranks, gone.sure) == ((2, 3), True)
+
+
+def test_a_node_that_is_only_slow_to_answer_is_not_gone() -> None:
+    run = Run()
+    for _ in range(10):
+        hung = look_at_two_nodes(run, waits=(0, 1), away=False)
+        assert hung is None or not hung.sure
+
+
+def test_a_node_that_is_back_is_asked_anew_before_its_ranks_count_as_gone() -> None:
+    """What it was asked lay on the broken line: it came back in the moment in which the second answer was due."""
+    run = Run()
+    look_at_two_nodes(run, waits=(0, 1))
+    assert run.watch.deadline is not None
+    run.now = run.watch.deadline
+    run.watch.asked(frozenset({0, 1, 2, 3}), 2, run.now)
+    for rank in (0, 1):
+        run.watch.answered(Looked(rank=rank, generation=2, waits=True, stack=STACK, timeout_s=600.0))
+        run.watch.state(rank + 2, AWAY)
+    run.watch.node_back((2, 3), run.now + 2)
+    assert run.watch.verdict(run.now + ANSWER_S) is None and run.watch.should_ask(run.now + 2)
+    run.generation = 2
+    assert look_at_two_nodes(run, waits=(0, 1, 2, 3), away=False) is None
+
+
 def test_what_was_read_from_outside_says_where_a_silent_rank_is() -> None:
     run = Run()
     run.now = run.watch.deadline or 0.0
@@ -200,6 +247,17 @@ def test_ranks_that_all_wait_in_different_collectives_are_told_at_once_and_sure_
     assert second is not None
     assert (second.ranks, second.waiting, second.sure, second.desync) == ((1,), (0, 2), True, True)
     assert "it has called 22 collectives, rank 0 23" in second.why and "t.py:7" in second.why
+
+
+def test_after_the_network_was_away_one_rank_may_be_a_collective_ahead_while_the_last_bytes_are_sent_again() -> None:
+    run = Run()
+    run.watch.node_back((2,), run.now)
+    looks = [ask(run, made={0: 23, 1: 22, 2: 23}) for _ in range(4)]
+    assert all(hung is None or not hung.sure for hung in looks)
+    run.watch.progressed(run.now)
+    run.watch.progressed(run.now + 1)
+    again = [ask(run, made={0: 33, 1: 32, 2: 33}) for _ in range(2)][-1]
+    assert again is not None and again.sure
 
 
 def test_one_that_computes_in_its_backward_has_only_not_come_yet() -> None:

@@ -116,6 +116,54 @@ def test_a_node_that_is_lost_in_the_middle_of_an_order_has_until_its_deadline() 
     assert sum(isinstance(effect, SendOrder) and isinstance(effect.tell.order, m.Commit) for effect in effects) == 2
 
 
+def test_a_node_that_stays_away_past_the_end_of_an_order_is_not_waited_for_by_the_next() -> None:
+    run = Run()
+    run.handle(ASKED)
+    run.handle(NodeAway(node="b"))
+    run.now += 11
+    run.handle(Tick())
+    assert refusals(run.handle(ASKED)) == ["ranks 1 cannot be reached: 1 of 2 answered so far"]
+    run.handle(NodeJoined(hello=replace(HELLO, node="b")))
+    run.connect("b", 1)
+    assert refusals(run.handle(ASKED)) == []
+
+
+def stands_still(run: Run, *, until: float) -> list[Any]:
+    """Rank 0 waits in a collective, and says so whenever it is asked; what was told in that time."""
+    told: list[Any] = []
+    while run.now < until:
+        run.now += 0.5
+        orders = [effect.tell for effect in run.handle(Tick()) if isinstance(effect, SendOrder)]
+        told += [tell.order for tell in orders]
+        for tell in orders:
+            if isinstance(tell.order, Look) and tell.rank == 0:
+                here = Looked(rank=0, generation=tell.order.generation, waits=True, stack="", timeout_s=600.0, step=5)
+                run.handle(RankSpoke(node="a", attempt=0, message=here))
+    return told
+
+
+def test_a_network_that_fails_for_a_while_ends_no_job() -> None:
+    """Found by reading: the node was back, and its ranks were ended two seconds later, because what they had been asked was lost with the line."""
+    run = Run()
+    for step in range(5):
+        run.now += 1
+        block = m.StepBlock(rank=0, attempt=0, pid=10, first_record=step, step=(step,), step_ns=(1,))
+        run.handle(ReportCame(node="a", report=m.NodeReport(seq=step + 1, time_ns=0, steps=m.StepTable.of((block,)))))
+    began = run.now
+    assert not any(isinstance(order, Free) for order in stands_still(run, until=began + 15))
+    run.handle(NodeAway(node="b"))
+    stands_still(run, until=began + 19)
+    run.handle(NodeJoined(hello=replace(HELLO, node="b")))
+    run.connect("b", 1)
+    told = stands_still(run, until=began + 60)  # it is slow to answer
+    assert any(isinstance(order, Look) for order in told) and not any(isinstance(order, Free) for order in told)
+    assert refusals(run.handle(ASKED)) == []
+    run.now += 11
+    run.handle(Tick())
+    run.handle(NodeAway(node="b"))
+    assert any(isinstance(order, Free) for order in stands_still(run, until=run.now + 30)), "one that stays away counts as gone"
+
+
 def test_nobody_waits_for_the_goodbye_of_a_node_that_is_away() -> None:
     run = Run()
     run.handle(NodeAway(node="b"))

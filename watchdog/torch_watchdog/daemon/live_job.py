@@ -48,7 +48,10 @@ _MAX_ORDERS = 10_000  # for a node that is away; the oldest give way, because th
 
 
 class Outbox:
-    """Orders for one node, in order. An order stays until it has been written to the stream, so that a broken one costs none."""
+    """Orders for one node, in order. An order stays until it has been written to the stream, so that a broken one costs none.
+
+    Whoever writes them to a stream takes them over first: a broken stream may look whole for a while, and must not swallow what is meant for the next.
+    """
 
     def __init__(self) -> None:
         self._orders: deque[TellRank] = deque(maxlen=_MAX_ORDERS)
@@ -67,6 +70,14 @@ class Outbox:
     def done(self, order: TellRank) -> None:
         if self._orders and self._orders[0] is order:
             self._orders.popleft()
+
+    def taken_over(self) -> Outbox:
+        """With all that lies here; this one is empty from now on."""
+        new = Outbox()
+        for order in self._orders:
+            new.put(order)
+        self._orders.clear()
+        return new
 
 
 class JobListener(Protocol):
@@ -115,6 +126,11 @@ class LiveJob:
 
     def outbox(self, node: str) -> Outbox:
         return self._outboxes.setdefault(node, Outbox())
+
+    def attached(self, node: str) -> Outbox:
+        """Of a new stream: an older one of this node gets nothing any more."""
+        self._outboxes[node] = self.outbox(node).taken_over()
+        return self._outboxes[node]
 
     def handle(self, event: Event) -> tuple[Effect, ...]:
         """Tells the job, and does what it wants done. Returns the effects, for a caller that waits for a refusal."""

@@ -125,7 +125,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
             raise codec.MalformedMessageError("the first message must be a hello")
         self.calls.check_job(context, hello.job)
         live = self._ingest.attach(hello)
-        async with _owned(_write_orders(live.outbox(hello.node), context)):
+        async with _owned(_write_orders(live.attached(hello.node), context)):
             async for request in requests:
                 _hear(codec.read_control_message(request), live, hello.node)
 

@@ -189,20 +189,28 @@ class Attempt:
 
     def node_away(self, node: str, now: float) -> Iterable[Effect]:
         """Its ranks may train on, unreachable: a request that needs them is refused at once, not after a wait of all the others."""
+        ranks = self._alive_on(node)
+        for rank in ranks:
+            self._hangs.state(rank, AWAY)
         if self.order_open:
             return ()  # its deadline says how long it may stay away
-        ranks = [rank.rank for rank in self.ranks.values() if rank.node == node and rank.alive]
         return [effect for rank in ranks for effect in self._tell_coordinator(stop.RankGone(rank=rank), now)]
+
+    def node_back(self, node: str, now: float) -> None:
+        """It reports over a new line. What its ranks say of themselves follows."""
+        self._hangs.node_back(self._alive_on(node), now)
 
     def node_left(self, node: str, goodbye: m.NodeGoodbye, now: float) -> Iterable[Effect]:
         """The command on this node has ended."""
         effects: list[Effect] = []
-        for rank in self.ranks.values():
-            if rank.node == node and rank.alive:
-                rank.gone()
-                effects += self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
+        for rank in self._alive_on(node):
+            self.ranks[rank].gone()
+            effects += self._tell_coordinator(stop.RankGone(rank=rank), now)
         self._failures.command_ended(goodbye.exit_code, goodbye.signal)
         return effects
+
+    def _alive_on(self, node: str) -> list[int]:
+        return [rank.rank for rank in self.ranks.values() if rank.node == node and rank.alive]
 
     def _rank(self, rank: int, node: str, pid: int) -> RankState:
         if rank not in self.ranks:
@@ -284,9 +292,11 @@ class Attempt:
         if self._coordinator is None:
             return ()
         effects: list[Effect] = []
-        given = self._given
+        given, was_open = self._given, self.order_open
         for effect in self._coordinator.handle(event, now=now):
             effects += self._on_stop_effect(effect, now)
+        if was_open and not self.order_open:
+            effects += [one for node in sorted(self._shared.away) for one in self.node_away(node, now)]  # the order had waited for them
         if given is not None and self._given is None and self._shared.policy == "skip" and _is_hold(event):
             self._wanted, self._retry_at = given, now + _RETRY_S  # a bad batch came first: the training goes on after it
         return effects

@@ -1,14 +1,14 @@
 """rank.hang: a job at a standstill, who is late in it and who only waits.
 
 Owns the progress of one attempt's ranks and what they answered when they were asked. Learns from the job's own steps how long a standstill is unusual; says
-"hung" only on agreeing evidence: others wait in a collective, and this rank is stopped, or still does something else shortly before their collective
-gives up; or all wait, and not in the same collectives. Pure: `now` is an argument.
+"hung" only on agreeing evidence: others wait in a collective, and this rank is stopped, or its node is away and everybody else waits, or it still does
+something else shortly before their collective gives up; or all wait, and not in the same collectives. Pure: `now` is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -61,6 +61,7 @@ class HangWatch:
         self._stopped_before: frozenset[int] = frozenset()
         self._split_before: Split | None = None
         self._told = False
+        self._network_failed = False  # since the last step
         self._ask_again_at = 0.0
 
     def progressed(self, now: float, steps_s: Iterable[float] = ()) -> None:
@@ -69,7 +70,7 @@ class HangWatch:
             self._gaps_s.extend(steps_s)
             if now > self._last:  # several ranks report in one moment
                 self._gaps_s.append(now - self._last)
-        self._last, self._asked_at, self._told = now, None, False
+        self._last, self._asked_at, self._told, self._network_failed = now, None, False, False
         self._stopped_before, self._split_before = frozenset(), None
 
     @property
@@ -108,8 +109,18 @@ class HangWatch:
             self._workers[event.rank] = event.text
 
     def state(self, rank: int, text: str) -> None:
-        """The kernel's word for the state of the process."""
+        """The kernel's word for the state of the process, or AWAY: its node is known to be."""
         self._states[rank] = text
+        self._network_failed |= text == AWAY
+
+    def node_back(self, ranks: Collection[int], now: float) -> None:
+        """Of a node whose line had broken: what was asked may have been lost with it, so its ranks' silence says nothing. They are asked anew."""
+        self._network_failed |= bool(ranks)
+        for rank in ranks:
+            self._states.pop(rank, None)
+        self._stopped_before -= frozenset(ranks)
+        if self._asked_at is not None:
+            self._asked_at, self._ask_again_at = None, now
 
     def verdict(self, now: float) -> Hung | None:
         """Once the ranks have had their time to answer; then they are asked again after a while."""
@@ -128,18 +139,21 @@ class HangWatch:
             return None
         if not late:
             return self._judge_split(split([Place.of(answer) for answer in self._answers.values()]), stood_s)
-        rank = late[0] if not self._stopped_before else min(self._stopped_before)
-        sure = rank in self._stopped_before and rank in asked_before
-        away = tuple(one for one in late if self._state(one) == AWAY)
+        stopped, away = (tuple(one for one in late if self._state(one) == state) for state in ("T", AWAY))
+        # A node that is away may only be unwatched: where a rank that can be seen is late, the others may wait for that one.
+        rank = next(iter((*stopped, *(one for one in late if one not in away), *away)))
+        # Silence is not enough: the daemon must have seen its line break.
+        sure = rank in self._stopped_before and rank in asked_before and self._states.get(rank) in ("T", AWAY)
         ranks = away if rank in away else (rank,)
         return self._told_once(Hung(ranks=ranks, why=self._why(rank, stood_s), waiting=waiting, sure=sure, stacks=self._stacks()), stood_s)
 
     def _judge_split(self, found: Split | None, stood_s: float) -> Hung | None:
-        """All wait. What was so at two looks, and computes nothing meanwhile, will not come right by itself."""
+        """All wait. What was so at two looks, and computes nothing meanwhile, will not come right by itself, unless the network has just come back: then
+        what one rank has sent may still be on its way to another."""
         before, self._split_before = self._split_before, found
         if found is None:
             return None
-        sure = found == before and all(self._states.get(rank, "S") != "R" for rank in found.ranks)
+        sure = found == before and not self._network_failed and all(self._states.get(rank, "S") != "R" for rank in found.ranks)
         waiting = tuple(sorted(self._asked - set(found.ranks)))
         why = f"{found.why}; {self._since(stood_s)}"
         return self._told_once(Hung(ranks=found.ranks, why=why, waiting=waiting, sure=sure, stacks=self._stacks(), desync=True), stood_s)

@@ -138,6 +138,7 @@ class Job:
                 return (*self._attempt.tick(now), *self._judge(now))
 
     def _on_joined(self, hello: m.NodeHello, now: float) -> tuple[Effect, ...]:
+        self._attempt.node_back(hello.node, now)
         if hello.node in self._away:
             self._away.discard(hello.node)
             return (self._event(now, "node.back", text=f"node {hello.node} reports again", node=hello.node),)

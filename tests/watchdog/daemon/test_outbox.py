@@ -1,0 +1,54 @@
+"""Orders for a node lie in its outbox until a stream takes them. A broken stream may look whole for a while: it must not swallow what the next is to carry."""
+
+from __future__ import annotations
+
+import asyncio
+
+from torch_watchdog.daemon.live_job import Outbox
+from torch_watchdog_proto.envelopes import TellRank
+from torch_watchdog_proto.messages import Leave
+
+ORDERS = tuple(TellRank(attempt=0, rank=rank, order=Leave(generation=1)) for rank in range(4))
+
+
+async def written(outbox: Outbox, stream: list[TellRank]) -> None:
+    """As the daemon writes them to a stream that takes all at once."""
+    while True:
+        order = await outbox.first()
+        stream.append(order)
+        outbox.done(order)
+
+
+def test_a_stream_that_only_looks_whole_swallows_no_order() -> None:
+    async def two_streams() -> None:
+        outbox, broken = Outbox(), list[TellRank]()
+        old = asyncio.create_task(written(first := outbox.taken_over(), broken))
+        first.put(ORDERS[0])
+        await asyncio.sleep(0)
+        new = first.taken_over()
+        for order in ORDERS[1:]:
+            new.put(order)
+        for _ in range(10):  # the old one has every chance before the new one begins
+            await asyncio.sleep(0)
+        old.cancel()
+        assert broken == list(ORDERS[:1])
+        stream = list[TellRank]()
+        writing = asyncio.create_task(written(new, stream))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        writing.cancel()
+        assert stream == list(ORDERS[1:])
+
+    asyncio.run(two_streams())
+
+
+def test_what_an_old_stream_was_writing_is_written_again() -> None:
+    async def taken_over_in_the_middle() -> None:
+        old = Outbox()
+        old.put(ORDERS[0])
+        half_written = await old.first()
+        new = old.taken_over()
+        old.done(half_written)
+        assert await new.first() is half_written
+
+    asyncio.run(taken_over_in_the_middle())
