@@ -22,6 +22,7 @@ PURE = (
     "proto/torch_watchdog_proto/record.py",
     "proto/torch_watchdog_proto/rescue_words.py",
     "proto/torch_watchdog_proto/step_words.py",
+    "proto/torch_watchdog_proto/violation_words.py",
     "proto/torch_watchdog_proto/stop/*.py",
     "watchdog/torch_watchdog/job/*.py",
     "watchdog/torch_watchdog/rules/*.py",
@@ -70,6 +71,7 @@ PURE_IMPORTS = {
     *(
         "torch_watchdog_proto.rescue_words",
         "torch_watchdog_proto.step_words",
+        "torch_watchdog_proto.violation_words",
         "torch_watchdog_proto.stop",
         "torch_watchdog.job",
         "torch_watchdog.rules",

@@ -16,84 +16,20 @@ from torch_watchdog_proto.step_words import NO_STEPS
 from torch_watchdog_proto.step_words import StepBlock as StepBlock
 from torch_watchdog_proto.step_words import StepTable as StepTable
 from torch_watchdog_proto.step_words import TensorColumns as TensorColumns
+from torch_watchdog_proto.violation_words import BatchFact as BatchFact
+from torch_watchdog_proto.violation_words import BoundFact as BoundFact
+from torch_watchdog_proto.violation_words import Derived as Derived
+from torch_watchdog_proto.violation_words import Number as Number
+from torch_watchdog_proto.violation_words import Sample as Sample
+from torch_watchdog_proto.violation_words import Violation as Violation
 
 Policy: TypeAlias = Literal["stop", "skip", "observe"]
 Phase: TypeAlias = Literal["start", "train", "eval", "saving", "end"]
-Number: TypeAlias = int | float | str | None  # a str only for values JSON has no number for: "nan", "inf", "-inf"
 
 EXIT_FAILED = 1  # a rank failed, and nothing else says it: as a launcher has it
 EXIT_BAD_DATA = 65
 EXIT_DIVERGED = 70
 EXIT_MACHINE = 75
-
-
-# A violation: what the guard found in a batch. Field names are those of incident.json.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Where in the data the offending element came from; `dataset_index` is None for iterable sets."""
-
-    position_in_batch: int | None = None
-    dataset_index: int | None = None
-    worker: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
-    """The index that the model computes from the batch, and how, in words: `cumsum(input_ids != 1) + 1`."""
-
-    expression: str
-    value: Number = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFact:
-    """The offending tensor of the batch. `element` is the index of the first offending element, `value` the value there, `count` how many offend."""
-
-    key: str
-    element: tuple[int, ...] | None = None
-    value: Number = None
-    count: int | None = None
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    device: str = "cpu"
-    derived: Derived | None = None
-    sample: Sample | None = None
-    also: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundFact:
-    """The bound that was broken; `low` and `high` are inclusive, `source` is `file:line` of the code that consumes the index."""
-
-    low: Number = None
-    high: Number = None
-    ignored: tuple[int | float, ...] = ()
-    op: str = ""
-    module: str | None = None
-    source: str | None = None
-    learned_from: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """One batch that the model cannot take. `repairable`: legal values can stand in, so that the collectives of the step stay whole.
-
-    `bundle`: the batch itself, as a file of the run directory by its path there; empty where it was not kept. `culprit`: the rank whose doing it is,
-    where that is known not to be the one that found it.
-    """
-
-    kind: str
-    summary: str
-    cause: str
-    fix: str
-    batch: BatchFact
-    bound: BoundFact | None = None
-    severity: Literal["warning", "critical"] = "critical"
-    repairable: bool = True
-    bundle: str = ""
-    culprit: int | None = None
 
 
 # Control: rank -> daemon. The node process adds (job, attempt); a participant ignores generations older than its own.
