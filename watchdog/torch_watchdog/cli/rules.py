@@ -61,47 +61,39 @@ def list_rules(context: click.Context, /, as_json: bool, **_: object) -> None:
 def show(context: click.Context, /, name: str, as_json: bool, **_: object) -> None:
     """One rule, or all that give a kind: thresholds as they are set here, what it says, what follows."""
     changes = settings(context).rules
-    always = [_always_facts(about, changes) for about in ALWAYS if name in (about.name, about.kind)]
-    if always:
-        _show_always(always, as_json=as_json)
-        return
-    rules = {rule.about.name: rule for rule in rules_with(xid_codes())}
-    if name not in rules:
-        raise click.UsageError(
-            f"there is no rule {name!r}; known are {', '.join(dict.fromkeys([*rules, *(about.name for about in ALWAYS)]))}"
-        )
-    facts = _facts(rules[name], changes)
+    rules = [rule for rule in rules_with(xid_codes()) if name in (rule.about.name, rule.about.kind)]
+    always = [about for about in ALWAYS if name in (about.name, about.kind)]
+    if not rules and not always:
+        names = dict.fromkeys(about.name for about in (*(rule.about for rule in rules_with({})), *ALWAYS))
+        raise click.UsageError(f"there is no rule {name!r}; known are {', '.join(names)}, and the kinds of `watchdog rules list`")
+    facts = [_facts(rule, changes) for rule in rules]
+    always_facts = [_always_facts(about, changes) for about in always]
     if as_json:
-        print_json(facts)
+        print_json(facts[0] if name in (rule.about.name for rule in rules) else {"rules": facts, "always": always_facts})
         return
-    _print_with_settings(facts, rules[name].settings)
+    documented = [*(rule.settings for rule in rules), *(LIMITS.get(about.name) for about in always)]
+    for number, (one, limits) in enumerate(zip([*facts, *always_facts], documented, strict=True)):
+        print("\n" * bool(number), end="")
+        _print_rule(one, limits)
 
 
-def _print_with_settings(facts: Mapping[str, Any], settings: type[Any]) -> None:
-    """As one would write them into watchdog.toml."""
+def _print_rule(facts: Mapping[str, Any], settings: type[Any] | None) -> None:
+    """The thresholds as one would write them into watchdog.toml."""
     print_facts({key: value for key, value in facts.items() if key != "settings"})
+    if settings is None:
+        return
     print(f"\n[rules.{facts['name']}]")
     print_facts({f"{key} =": str(value).lower() if isinstance(value, bool) else value for key, value in facts["settings"].items()})
     timing = f" {_TIMING}" if "hold_s" in facts["settings"] else ""
     print_text(f"\n{' '.join((settings.__doc__ or '').split())}{timing}")
 
 
-def _show_always(always: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"always": always})
-        return
-    for number, facts in enumerate(always):
-        print("\n" * bool(number), end="")
-        if "settings" in facts:
-            _print_with_settings(facts, LIMITS[facts["name"]])
-        else:
-            print_facts(facts)
-
-
 @command.command("test")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def test(file: Path) -> int:
     """Judge a recorded run again and compare with what FILE expects.
+
+    Judged are its steps and its GPUs: all rules, and losses and gradients that are no number. What ranks were told, and how they ended, is not.
 
     \b
     run = "watchdog_runs/train-1"    # a run directory, beside FILE or absolute
@@ -113,7 +105,10 @@ def test(file: Path) -> int:
     """
     run, changes, expected = _read_test(file)
     reports = ((node, report) for node, _, report in read_reports(run))
-    found = judged_again(reports, codes=xid_codes(), changes=changes)
+    found, failure = judged_again(reports, codes=xid_codes(), changes=changes)
+    if failure is not None:
+        print(f"failed   {failure}")
+        return 1
     missing = [one for one in expected if not any(_meets(incident, one) for incident in found)]
     surprises = [incident for incident in found if not any(_meets(incident, one) for one in expected)]
     for one in missing:
@@ -121,7 +116,7 @@ def test(file: Path) -> int:
     for incident in surprises:
         print(f"surprise {incident['kind']}: {incident['summary']}")
     if not missing and not surprises:
-        print(f"ok: {len(found)} findings, as expected" if found else "ok: silent, as expected")
+        print(f"ok: {len(found)} finding{'s' * (len(found) > 1)}, as expected" if found else "ok: silent, as expected")
     return 1 if missing or surprises else 0
 
 
@@ -136,11 +131,23 @@ def _read_test(file: Path) -> tuple[Path, Mapping[str, Any], Sequence[Mapping[st
         raise ConfigError(str(file), 'must name a run directory: run = "watchdog_runs/JOB"') from None
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(str(file), str(error)) from None
-    if not isinstance(expected, list) or not all(isinstance(one, dict) and isinstance(one.get("kind"), str) for one in expected):
-        raise ConfigError(str(file), 'each [[expect]] must hold a kind, such as kind = "rank.straggler"')
+    if unknown := values.keys() - {"run", "rules", "expect"}:
+        raise ConfigError(str(file), f"has no place for {', '.join(sorted(unknown))}: known are run, [rules.NAME] and [[expect]]")
+    if not isinstance(expected, list) or not all(map(_is_expectation, expected)):
+        raise ConfigError(
+            str(file), 'each [[expect]] must hold a kind, such as kind = "rank.straggler", and at most a rank, such as rank = 3'
+        )
+    judged = {rule.about.kind for rule in rules_with({})} | {"loss.not_finite", "grad.not_finite"}
+    if unknown := {one["kind"] for one in expected} - judged:
+        raise ConfigError(str(file), f"{', '.join(sorted(unknown))} is not judged again: [[expect]] may name {', '.join(sorted(judged))}")
     if not (run / "job.json").is_file():
         raise ConfigError(f"{file}, run", f"{run} is no run directory")
     return run, changes, expected
+
+
+def _is_expectation(one: Any) -> bool:
+    """No more than it must hold: a rank that is misspelt would be any rank."""
+    return isinstance(one, dict) and one.keys() <= {"kind", "rank"} and isinstance(one.get("kind"), str) and type(one.get("rank", 0)) is int
 
 
 def _meets(incident: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:

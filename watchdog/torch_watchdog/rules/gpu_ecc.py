@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch_watchdog.rules.gpus import sign_of
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least
 from torch_watchdog.rules.sign import About, Rule, Severity, Sign
 from torch_watchdog.rules.streams import GpuStream, View
 
@@ -17,7 +17,7 @@ __all__ = ["RULE", "Settings"]
 class Settings(Timing):
     """`corrected` errors within a minute are many; one that could not be corrected is one too many. Older errors than the job's are none of its."""
 
-    corrected: int = 1000
+    corrected: int = at_least(1, 1000)
 
 
 ABOUT = About(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch_watchdog.rules.gpus import sign_of
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
 
@@ -18,8 +18,8 @@ class Settings(Timing):
     """So many `pcie_replays`, or `nvlink_errors` (replays and recoveries of all links), within the samples of a minute. A few are normal."""
 
     hold_s: float = 10.0
-    pcie_replays: int = 100
-    nvlink_errors: int = 100
+    pcie_replays: int = at_least(1, 100)
+    nvlink_errors: int = at_least(1, 100)
 
 
 ABOUT = About(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch_watchdog.rules.gpus import sign_of
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import GpuStream, View
 
@@ -28,8 +28,8 @@ class Settings(Timing):
     """The reason must be there in `of_samples` of the last minute's samples, and the clock below `clock` of its highest."""
 
     hold_s: float = 30.0
-    of_samples: float = 0.5
-    clock: float = 0.9
+    of_samples: float = share_of(0.5, least=0.02)
+    clock: float = share_of(0.9)
 
 
 ABOUT = About(

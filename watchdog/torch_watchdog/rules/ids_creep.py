@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import STEPS, View
 from torch_watchdog.rules.windows import medians
@@ -23,8 +23,8 @@ class Settings(Timing):
     """Fires where nearly `steady` of 64 highs are above the one 8 steps before, and the bound is met within `within` steps at this rate."""
 
     enabled: bool = False
-    steady: float = 0.95
-    within: int = 128
+    steady: float = share_of(0.95)
+    within: int = at_least(1, 128)
 
 
 ABOUT = About(

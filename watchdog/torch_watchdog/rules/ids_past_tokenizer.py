@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import KeyStream, View
 
@@ -21,7 +21,7 @@ __all__ = ["RULE", "Settings"]
 class Settings(Timing):
     """Fires where one of a rank's newest 64 batches holds an id that the tokenizer has not, in a table of at most `padding` times the tokenizer's ids."""
 
-    padding: float = 1.1
+    padding: float = at_least(1, 1.1)
 
 
 ABOUT = About(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import STEPS, View
 from torch_watchdog.rules.windows import medians
@@ -32,8 +32,8 @@ class Settings(Timing):
     sigmas: float = 8.0
     rise: float = 0.5
     of_first: float = 0.25
-    steps: int = 6
-    seldom: float = 0.15
+    steps: int = at_least(1, 6, most=STEPS // 2)  # against at least as many
+    seldom: float = share_of(0.15)
 
 
 ABOUT = About(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
 
@@ -24,8 +24,8 @@ class Settings(Timing):
     """Fires where `pieces` of the GPU's memory are reserved beyond the most that was ever allocated, and less than `free` of it is left."""
 
     hold_s: float = 10.0
-    pieces: float = 0.2
-    free: float = 0.1
+    pieces: float = share_of(0.2)
+    free: float = share_of(0.1)
 
 
 ABOUT = About(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import MEMORY, View
 from torch_watchdog.rules.windows import Floats
@@ -33,10 +33,10 @@ class Settings(Timing):
     """
 
     hold_s: float = 5.0
-    steady: float = 0.9
-    grown: float = 0.02
+    steady: float = share_of(0.9)
+    grown: float = share_of(0.02)
     within: float = 20.0
-    retries: int = 3
+    retries: int = at_least(1, 3)
 
 
 ABOUT = About(

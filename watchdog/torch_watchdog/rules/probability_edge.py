@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import REACHES, View
 from torch_watchdog.rules.windows import medians
@@ -25,9 +25,9 @@ class Settings(Timing):
     """Fires where the share `steady` of 24 distances to the edge are smaller than 4 steps before, the newest are below `near`, and the edge is met within
     `within` steps at this rate."""
 
-    steady: float = 0.9
-    near: float = 0.1
-    within: int = 64
+    steady: float = share_of(0.9)
+    near: float = share_of(0.1)
+    within: int = at_least(1, 64)
 
 
 ABOUT = About(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import STEPS, View
 
@@ -21,7 +21,7 @@ class Settings(Timing):
     A scaler that begins at 65536 looks for its level by a few halvings: these are no sign.
     """
 
-    fall: float = 1024.0
+    fall: float = at_least(2, 1024.0)
     lowest: float = 1.0
 
 

@@ -8,10 +8,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-__all__ = ["Timing", "changed"]
+__all__ = ["Timing", "at_least", "changed", "share_of"]
+
+_Number = TypeVar("_Number", int, float)
+
+
+def at_least(least: float, default: _Number, *, most: float = math.inf) -> _Number:
+    """A setting that must not be below `least`, nor above `most`: what is outside would make its rule tell everything, nothing, or fail."""
+    made: _Number = field(default=default, metadata={"least": least, "most": most})
+    return made
+
+
+def share_of(default: float, *, least: float = 0.0) -> float:
+    """A setting that is a part of a whole."""
+    return at_least(least, default, most=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +38,15 @@ class Timing:
 
 def changed(cls: type[Any], values: Mapping[str, Any]) -> Any:
     """The rule's settings with these values. Raises ValueError with what was expected."""
-    known = {field.name: field for field in dataclasses.fields(cls)}
+    known = {one.name: one for one in dataclasses.fields(cls)}
     for name, value in values.items():
         if name not in known:
             raise ValueError(f"has no setting {name!r}; known are {', '.join(sorted(known))}")
         _check(name, value, known[name].default)
-        if (least := known[name].metadata.get("least", 0)) > value:
-            raise ValueError(f"{name} must be at least {least}, not {value!r}")
+        least, most = (known[name].metadata.get(edge, otherwise) for edge, otherwise in (("least", 0), ("most", math.inf)))
+        if not least <= value <= most:
+            wanted = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+            raise ValueError(f"{name} must be {wanted}, not {value!r}")
     return cls(**values)
 
 

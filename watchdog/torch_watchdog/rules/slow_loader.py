@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
 from torch_watchdog.rules.windows import medians
@@ -25,8 +25,8 @@ class Settings(Timing):
     """Fires where the newest 8 waits are `times` as long as those of the first 32 steps or as the other ranks', take `share` of a step, and `least_s`."""
 
     hold_s: float = 10.0
-    times: float = 5.0
-    share: float = 0.4
+    times: float = at_least(1, 5.0)
+    share: float = share_of(0.4)
     least_s: float = 0.05
 
 

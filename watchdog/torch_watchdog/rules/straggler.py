@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
 from torch_watchdog.rules.windows import Floats, medians, quartiles
@@ -27,8 +27,8 @@ class Settings(Timing):
     """
 
     hold_s: float = 20.0
-    ratio: float = 1.5
-    share: float = 0.2
+    ratio: float = at_least(1, 1.5)
+    share: float = share_of(0.2)
     least_s: float = 0.005
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_watchdog.rules.settings import Timing
+from torch_watchdog.rules.settings import Timing, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import STEPS, View
 from torch_watchdog.rules.windows import medians
@@ -24,8 +24,8 @@ _RECENT = 12  # steps
 class Settings(Timing):
     """Fires where the newest 12 batches supervise less than `left` of what those before did, and less than `share` of their labels."""
 
-    left: float = 0.1
-    share: float = 0.05
+    left: float = share_of(0.1)
+    share: float = share_of(0.05)
 
 
 ABOUT = About(
