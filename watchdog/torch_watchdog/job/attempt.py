@@ -1,24 +1,24 @@
 """The ranks of one start of the launcher: what they say, the order under way, which of them failed first, and what to do about it.
 
-Owns one attempt, and nothing of the one before it leaks in: a restart of the launcher makes a new one. Pure: `now` is an argument.
+Owns one attempt, and nothing of the one before it leaks in: a restart makes a new one. Its orders: `orders.py`. Pure: `now` is an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from torch_watchdog.job.casebook import Casebook
 from torch_watchdog.job.ending import Ending
-from torch_watchdog.job.event_log import EventLog, words_of
+from torch_watchdog.job.event_log import words_of
 from torch_watchdog.job.events import AppendEvent, Effect, OrderRequested, RankSpoke, Refused, SendOrder, WriteIncident, WriteStacks
 from torch_watchdog.job.failures import FailureWatch
 from torch_watchdog.job.first_failure import FirstFailure, waited_for_another
 from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.losses import LossWatch
+from torch_watchdog.job.orders import Orders, Shared
 from torch_watchdog.job.pace import PaceWatch
-from torch_watchdog.job.ranks import RankState, with_the_stopped
+from torch_watchdog.job.ranks import RankState
 from torch_watchdog.job.rescues import Rescues
 from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.death import signal_name
@@ -26,25 +26,9 @@ from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import TellRank
 from torch_watchdog_proto.rescue_words import Failed, Look, Looked
 from torch_watchdog_proto.stop import events as stop
-from torch_watchdog_proto.stop.coordinator import Coordinator
 from torch_watchdog_proto.stop.rescue import RankFailed
 
-__all__ = ["Attempt", "Shared"]
-
-_RETRY_S = 1.0  # for an order of a rule that could not be given at once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """What outlives an attempt. `away`: nodes that cannot be reached. `rules`: thresholds that the launch changes."""
-
-    policy: m.Policy
-    checkpoints_dir: str
-    grace_s: float
-    casebook: Casebook
-    log: EventLog
-    away: set[str]
-    rules: Mapping[str, Any]
+__all__ = ["Attempt"]
 
 
 class Attempt:
@@ -53,24 +37,23 @@ class Attempt:
     def __init__(self, number: int, shared: Shared, *, world_size: int = 0) -> None:
         self.number, self.world_size = number, world_size
         self.ranks: dict[int, RankState] = {}
-        self.order_open = False
         self.ending = Ending()
         self._shared = shared
-        self._coordinator: Coordinator | None = None
+        self._orders = Orders(number, shared, ranks=self.ranks, ending=self.ending, send=self._send, again=self._nodes_away)
         self._losses, self._hangs = LossWatch(shared.rules), HangWatch(shared.rules)
         self._failures, self._pace = FailureWatch(), PaceWatch()
         self._rescues = Rescues(checkpoints_dir=shared.checkpoints_dir, grace_s=shared.grace_s, allowed=shared.policy != "observe")
         self._first: FirstFailure | None = None  # named; its rescue is still under way
-        self._wanted: stop.StopRequested | None = None  # by a rule or a signal, not yet given
-        self._given: stop.StopRequested | None = None  # and what of that is under way
-        self._retry_at, self._preempted, self._stacks = 0.0, False, ""
+        self._preempted, self._stacks = False, ""
 
     def deadline(self) -> float | None:
         """When a `tick` is due at the latest."""
-        order = self._coordinator.next_deadline() if self._coordinator is not None else None
-        retry = self._retry_at if self._wanted is not None else None
-        rules = (watch.deadline for watch in (self._losses, self._failures, self._rescues, self._hangs))
-        return min((t for t in (order, retry, *rules) if t is not None), default=None)
+        watches = (self._orders, self._losses, self._failures, self._rescues, self._hangs)
+        return min((watch.deadline for watch in watches if watch.deadline is not None), default=None)
+
+    @property
+    def order_open(self) -> bool:
+        return self._orders.is_open
 
     # What nodes and ranks say
 
@@ -97,7 +80,7 @@ class Attempt:
             rank.exited = True
             if rank.ends_well and event.exit_code is None and event.signal is None:
                 event = replace(event, exit_code=0)  # its status was gone before its node could read it
-            yield from self._tell_coordinator(stop.RankGone(rank=event.rank), now)
+            yield from self._orders.tell(stop.RankGone(rank=event.rank), now)
             yield from self._on_end(rank, event, node, now)
         if event.kind in ("asked", "exited") and self._failures.is_asked_for(event.pid):
             yield from self._tell_each(self._rescues.let_go(rank.rank))
@@ -117,7 +100,7 @@ class Attempt:
         if isinstance(message, m.RankHello):
             effects += self._on_rank_hello(spoke.node, message, now)
         rank = self.ranks.get(message.rank)
-        if rank is None or self._coordinator is None:
+        if rank is None or not self._orders.are_possible:
             return effects
         rank.hear(message, now)
         if isinstance(message, m.Left):
@@ -133,16 +116,12 @@ class Attempt:
         if isinstance(message, Failed):
             effects += self._on_failed(rank, message, now)
         effects += self._tell_each(self._rescues.said(message, now))
-        return [*effects, *self._tell_coordinator(stop.FromRank(message=message), now)]
+        return [*effects, *self._orders.tell(stop.FromRank(message=message), now)]
 
     def _on_rank_hello(self, node: str, hello: m.RankHello, now: float) -> Iterable[Effect]:
-        if self._coordinator is None:
+        if not self._orders.are_possible:
             self.world_size = hello.world_size
-            shared = self._shared
-            self._coordinator = Coordinator(
-                world_size=hello.world_size, policy=shared.policy, checkpoints_dir=shared.checkpoints_dir, grace_s=shared.grace_s,
-                generation=shared.log.last_generation(self.number),
-            )  # fmt: skip
+            self._orders.begin(hello.world_size)
         known = self.ranks.get(hello.rank)
         rank = self._rank(hello.rank, node, hello.pid)
         if known is None or known.pid != hello.pid or known.local_rank is None:
@@ -154,7 +133,7 @@ class Attempt:
     def _on_failed(self, rank: RankState, failed: Failed, now: float) -> Iterable[Effect]:
         self._failures.raised(failed, node=rank.node, pid=rank.pid, now=now)
         yield self._event(now, "rank.failed", rank=rank.rank, step=failed.step, text=" <- ".join((failed.text, *failed.chain[1:])))
-        yield from self._tell_coordinator(stop.RankGone(rank=rank.rank), now)
+        yield from self._orders.tell(stop.RankGone(rank=rank.rank), now)
         if self._failures.is_asked_for(rank.pid) and not self._rescues.has_begun:
             yield from self._tell_each([stop.Tell(rank=rank.rank, order=m.Leave(generation=0))])  # it waits for a word
             return
@@ -176,7 +155,7 @@ class Attempt:
         text = f"rank {message.rank} got {name}: the job saves and stops"
         yield self._event(now, "rank.signalled", rank=message.rank, text=text, signal=message.signal)
         request = stop.StopRequested(kind="order.preemption", by=name, reason=f"{name} from outside", exit_code=128 + message.signal)
-        yield from self._want(request, now)
+        yield from self._orders.want(request, now)
 
     def gone(self, rank: int, pid: int, now: float) -> Iterable[Effect]:
         """A rank's control connection has ended."""
@@ -185,16 +164,20 @@ class Attempt:
             return ()
         state.gone()
         gone = self._event(now, "rank.gone", rank=rank, text=f"rank {rank} closed its control socket", step=state.last_step)
-        return (gone, *self._tell_coordinator(stop.RankGone(rank=rank), now), *self._tell_each(self._rescues.out(rank, now)))
+        return (gone, *self._orders.tell(stop.RankGone(rank=rank), now), *self._tell_each(self._rescues.out(rank, now)))
 
     def node_away(self, node: str, now: float) -> Iterable[Effect]:
         """Its ranks may train on, unreachable: a request that needs them is refused at once, not after a wait of all the others."""
         ranks = self._alive_on(node)
         for rank in ranks:
             self._hangs.state(rank, AWAY)
-        if self.order_open:
+        if self._orders.is_open:
             return ()  # its deadline says how long it may stay away
-        return [effect for rank in ranks for effect in self._tell_coordinator(stop.RankGone(rank=rank), now)]
+        return [effect for rank in ranks for effect in self._orders.tell(stop.RankGone(rank=rank), now)]
+
+    def _nodes_away(self, now: float) -> Iterable[Effect]:
+        """An order had waited for them, and is over."""
+        return [effect for node in sorted(self._shared.away) for effect in self.node_away(node, now)]
 
     def node_back(self, node: str, now: float) -> None:
         """It reports over a new line. What its ranks say of themselves follows."""
@@ -205,7 +188,7 @@ class Attempt:
         effects: list[Effect] = []
         for rank in self._alive_on(node):
             self.ranks[rank].gone()
-            effects += self._tell_coordinator(stop.RankGone(rank=rank), now)
+            effects += self._orders.tell(stop.RankGone(rank=rank), now)
         self._failures.command_ended(goodbye.exit_code, goodbye.signal)
         return effects
 
@@ -222,7 +205,7 @@ class Attempt:
     def _watch_standstill(self, now: float) -> Iterable[Effect]:
         """Asks the ranks where they are once no step has come for unusually long, and frees them from one that will not come."""
         alive = self._ranks_in_training()
-        if self._coordinator is None or self.order_open or self._first is not None or self._rescues.has_begun or len(alive) < 2:
+        if not self._orders.are_possible or self._orders.is_open or self._first is not None or self._rescues.has_begun or len(alive) < 2:
             return ()
         if self._hangs.should_ask(now):
             generation, questions = self._ask(alive)
@@ -253,7 +236,7 @@ class Attempt:
 
     def _ask(self, ranks: frozenset[int]) -> tuple[int, list[Effect]]:
         """Where they are: the question's number, and the questions."""
-        generation = 0 if self._coordinator is None else self._coordinator.next_generation()
+        generation = self._orders.next_generation()
         return generation, self._tell_each(stop.Tell(rank=rank, order=Look(generation=generation)) for rank in sorted(ranks))
 
     def _say_who_is_away(self, ranks: frozenset[int]) -> None:
@@ -266,89 +249,26 @@ class Attempt:
 
     def requested(self, event: OrderRequested, now: float) -> Iterable[Effect]:
         """By a person or a program, from outside."""
-        if self._coordinator is None:
+        if not self._orders.are_possible:
             return (Refused(reason="no rank has reported yet: try again once the training has begun"),)
         if event.kind == "order.cancel":
-            return self._tell_coordinator(stop.CancelRequested(by=event.by), now)
+            return self._orders.tell(stop.CancelRequested(by=event.by), now)
         reason = event.reason or f"requested by {event.by}"
         leave = event.kind != "order.checkpoint"
         request = stop.StopRequested(kind=event.kind, by=event.by, reason=reason, exit_code=0, save=True, leave=leave)
-        return self._tell_coordinator(request, now)
+        return self._orders.tell(request, now)
 
     def tick(self, now: float) -> Iterable[Effect]:
         """Time has passed."""
-        effects = [*self._tell_coordinator(stop.Tick(), now), *self._tell_each(self._rescues.tick(now))]
-        effects += self._watch_standstill(now)
-        if self._wanted is not None and now >= self._retry_at:
-            effects += self._want(self._wanted, now)
-        return effects
-
-    def _want(self, request: stop.StopRequested, now: float) -> Iterable[Effect]:
-        """An order of a rule: asked again until it can be given, because another order may be under way."""
-        self._wanted, self._retry_at = request, now + _RETRY_S
-        return [effect for effect in self._tell_coordinator(request, now) if not isinstance(effect, Refused)]
-
-    def _tell_coordinator(self, event: stop.Event, now: float) -> Iterable[Effect]:
-        if self._coordinator is None:
-            return ()
-        effects: list[Effect] = []
-        given, was_open = self._given, self.order_open
-        for effect in self._coordinator.handle(event, now=now):
-            effects += self._on_stop_effect(effect, now)
-        if was_open and not self.order_open:
-            effects += [one for node in sorted(self._shared.away) for one in self.node_away(node, now)]  # the order had waited for them
-        if given is not None and self._given is None and self._shared.policy == "skip" and _is_hold(event):
-            self._wanted, self._retry_at = given, now + _RETRY_S  # a bad batch came first: the training goes on after it
-        return effects
-
-    def _on_stop_effect(self, effect: stop.Effect, now: float) -> Iterable[Effect]:
-        match effect:
-            case stop.Tell():
-                return self._send(effect)
-            case stop.Found():
-                return self._on_found(effect, now)
-            case stop.Opened():
-                return self._on_opened(effect, now)
-            case stop.Closed():
-                return self._on_closed(effect, now)
-            case stop.Refusal():
-                return (Refused(reason=effect.reason), self._event(now, "order.refused", text=f"order refused: {effect.reason}"))
-
-    def _on_found(self, found: stop.Found, now: float) -> Iterable[Effect]:
-        if found.violation.culprit in self.ranks:
-            found = replace(found, rank=found.violation.culprit)
-        new = self._shared.casebook.found(found, self.ranks, now, world_size=self.world_size)
-        if new is not None:
-            yield self._event(now, "incident", rank=found.rank, step=found.step, text=new["summary"], incident=new["id"], how=found.how)
-            yield WriteIncident(incident=new, contract_of_rank=found.rank)
-
-    def _on_opened(self, opened: stop.Opened, now: float) -> Iterable[Effect]:
-        self.order_open = True
-        if self._wanted is not None and self._wanted.kind == opened.kind:
-            self._given, self._wanted = self._wanted, None
-        text = f"order {opened.generation} ({opened.kind}) begins: {opened.reason}"
-        yield self._event(now, "order.opened", text=text, generation=opened.generation, order_kind=opened.kind)
-        for changed in self._shared.casebook.opened(opened, self.ranks, now):
-            yield WriteIncident(incident=changed, contract_of_rank=None)
-
-    def _on_closed(self, closed: stop.Closed, now: float) -> Iterable[Effect]:
-        self.order_open, self._given = False, None
-        self.ending.closed(closed := with_the_stopped(closed, self.ranks.values()))
-        ending = "is done" if closed.outcome == "done" else "was given up"
-        text = f"order {closed.generation} ({closed.kind}) {ending} after {closed.seconds:.2f} s: {closed.reason}"
-        yield self._event(
-            now, "order.closed", step=closed.stop_step, text=text, generation=closed.generation, outcome=closed.outcome,
-            exit_code=closed.exit_code,
-        )  # fmt: skip
-        for changed in self._shared.casebook.closed(closed):
-            yield WriteIncident(incident=changed, contract_of_rank=None)
+        effects = [*self._orders.tell(stop.Tick(), now), *self._tell_each(self._rescues.tick(now)), *self._watch_standstill(now)]
+        return [*effects, *self._orders.tick(now)]
 
     # The rescue of the others, once a rank has failed
 
     def _rescue(self, rank: int, reason: str, now: float, *, victim: bool = False) -> Iterable[Effect]:
-        if self._coordinator is None:
+        if not self._orders.are_possible:
             return ()
-        generation = self._coordinator.next_generation()
+        generation = self._orders.next_generation()
         return self._tell_each(self._rescues.failed(RankFailed(rank=rank, reason=reason, generation=generation, victim=victim), now))
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
@@ -383,7 +303,7 @@ class Attempt:
             request = stop.StopRequested(
                 kind=found["kind"], by=f"rule {found['kind']}", reason=found["summary"], exit_code=m.EXIT_DIVERGED, save=False, leave=True
             )
-            effects += self._want(request, now)
+            effects += self._orders.want(request, now)
         return effects
 
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
@@ -416,7 +336,3 @@ class Attempt:
 
     def _event(self, now: float, kind: str, *, text: str, **more: Any) -> AppendEvent:
         return self._shared.log.line(now, kind, attempt=self.number, text=text, **more)
-
-
-def _is_hold(event: stop.Event) -> bool:
-    return isinstance(event, stop.FromRank) and isinstance(event.message, m.Hold)

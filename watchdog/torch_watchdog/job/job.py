@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from torch_watchdog.job.attempt import Attempt, Shared
+from torch_watchdog.job.attempt import Attempt
 from torch_watchdog.job.casebook import Casebook
 from torch_watchdog.job.event_log import EventLog
 from torch_watchdog.job.events import (
@@ -31,6 +31,7 @@ from torch_watchdog.job.events import (
 from torch_watchdog.job.health import NO_CODES, Health
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.loaders import LoaderLooks, words_of_loader
+from torch_watchdog.job.orders import Shared
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN
 from torch_watchdog.rules.xid import XidCode
