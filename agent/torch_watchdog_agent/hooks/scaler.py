@@ -69,9 +69,10 @@ def _made(scaler: Any) -> None:
 def _scaled(scaler: Any, raw: Any, scaled: Any) -> None:
     if hasattr(raw, "numel") and raw is not scaled:
         _raw[:] = [(weakref.ref(scaled), weakref.ref(raw))]
-    here = rank()
-    if here is not None and not here.history.scale_is_known:  # the very first step may overflow, and is one of a scaler all the same
-        here.history.scale_seen(scaler._scale)
+    here, scale = rank(), getattr(scaler, "_scale", None)  # one that is not enabled has none
+    if here is None or scale is None or here.history.scale_is_known:
+        return
+    here.history.scale_seen(scale)  # the very first step may overflow, and is one of a scaler all the same
 
 
 @guarded("scaler")

@@ -20,3 +20,10 @@ def test_gradients_that_hold_no_numbers_turn_off_only_the_look_at_them(tmp_path:
     assert plain.stdout.startswith("trained ") and (watched.returncode, watched.stdout) == (0, plain.stdout), watched.stderr
     assert [line for line in watched.stderr.splitlines() if "turned itself off" in line and "gradients hook" not in line] == []
     assert watched.stderr.count("the gradients hook turned itself off") == 1
+
+
+def test_a_scaler_that_is_turned_off_has_no_scale_and_is_no_fault(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "scaler_off.py", [], "stop")
+    assert done.returncode == 0
+    assert done.stdout.startswith("trained ")
+    assert "turned itself off" not in done.stderr
