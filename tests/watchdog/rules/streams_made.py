@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch_watchdog.rules.engine import Engine, Finding
@@ -75,3 +76,33 @@ class Watch:
     @property
     def told(self) -> list[tuple[str, int | None, str]]:
         return [(finding.about.name, finding.sign.rank, finding.change) for finding in self.found]
+
+
+def everything(watch: Watch) -> Watch:
+    """A run in which there is something for every rule to see but for slow loaders: 110 steps, from the 40th on bad."""
+    for blocks, gpus in _of_everything():
+        watch.second(*blocks, gpus=gpus)
+    return watch
+
+
+@cache
+def _of_everything() -> list[tuple[list[StepBlock], list[GpuSample]]]:
+    made = []
+    for step in range(110):
+        bad, blocks = step >= 40, []
+        for rank in range(3):
+            allocated = int((20 + (step / 2 if rank else 0)) * GIB)
+            blocks.append(block(
+                rank, step, loss=1.0 + 0.01 * (step % 7) + 20 * (bad and rank == 1), own_ms=60 if bad and rank == 2 else 20,
+                scale=(65536.0 / 2 ** max(0, step - 60),), reach=(0.3 + 0.006 * step,), gpu=f"GPU-{rank}",
+                tensors=(labels(5.0 * step, ignored=98 if bad else 20, bound=560),), tokens=530, allocated_bytes=(allocated,),
+                reserved_bytes=(allocated + 30 * GIB,), peak_bytes=(allocated,), alloc_retries=(step,),
+            ))  # fmt: skip
+        hurt: dict[str, Any] = {
+            "throttle_reasons": 0x40, "sm_clock_mhz": 1000, "ecc_uncorrected": 1, "ecc_corrected": 50 * step, "pcie_replays": 50 * step,
+            "nvlink_errors": 50 * step, "xids": (79,), "memory_used_bytes": 78 * GIB,
+        }  # fmt: skip
+        lost: dict[str, Any] = {"lost": True, "memory_used_bytes": 0, "memory_total_bytes": 0}
+        gpus = [sample(step, uuid=f"GPU-{rank}", **(lost if step >= 105 and rank == 2 else hurt if bad else {})) for rank in range(3)]
+        made.append((blocks, gpus))
+    return made

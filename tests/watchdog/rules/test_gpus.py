@@ -84,7 +84,15 @@ def test_a_gpu_that_its_board_slows_down_is_told_once_it_has_held() -> None:
     hot = {"throttle_reasons": 0x40, "sm_clock_mhz": 1100, "temperature_c": 91}
     watch = watched({}, hot, repeat=60)
     assert watch.told == [("gpu_throttle", 5, "fires")]
-    assert "slowed down by heat (by the board): 1100 of 1980 MHz at 91 C" in watch.found[0].sign.said
+    said = watch.found[0].sign.said
+    assert "slowed down by heat (by the board): 1100 of 1980 MHz (limit 90 %) at 91 C, in " in said
+    assert said.endswith(" samples (limit 50 %)")
+
+
+def test_of_a_gpu_that_tells_of_its_heat_and_of_no_clock_no_clock_is_told() -> None:
+    """An instance of a divided one, say: it had been "None of None MHz at None C"."""
+    watch = watched({}, {"throttle_reasons": 0x40, "sm_clock_mhz": None, "max_sm_clock_mhz": None, "temperature_c": None}, repeat=60)
+    assert "slowed down by heat (by the board), in " in watch.found[0].sign.said
 
 
 def test_a_power_cap_or_a_moment_of_heat_is_how_gpus_run() -> None:

@@ -19,18 +19,19 @@ _EVIDENCE = "evidence of the loss's own finding"
 _CRITICAL = (
     ("bad_batch", _STOP_65, (
         ("batch.index_out_of_range", "every index that a batch leads to, against its table",
-         "rank 1, step 23: tokens[2,17] = 733, allowed 0..511 in embedding"),
-        ("batch.not_finite", "float inputs, for NaN and infinity", "rank 1, step 23: values[0,0] is nan"),
-        ("batch.empty", "labels, for a batch of which none is supervised", "rank 0, step 40: no label of this batch is supervised: its mean loss is 0/0"),
-        ("batch.shape", "sizes that must agree", "rank 0, step 12: the sequence is 40 long, the table of positions has 34 rows"),
-        ("batch.dtype", "types, against what the operator takes", "rank 0, step 12: ids are float32, embedding takes integers"),
-        ("batch.device", "where tensors lie", "rank 0, step 12: labels lie on the CPU, the model on cuda:0"),
+         "rank 1, step 23: ids[2,17] is 733, allowed 0..511 (embedding, table), dataset sample 1481"),
+        ("batch.not_finite", "float inputs, for NaN and infinity", "rank 1, step 23: values[0, 0] is nan: not finite before the model has touched it"),
+        ("batch.empty", "labels, for a batch of which none is supervised", "rank 0, step 40: labels: nothing is left for cross_entropy"),
+        ("batch.shape", "sizes that must agree", "rank 0, step 12: labels (4, 5) does not fit input_ids (4, 6)"),
+        ("batch.dtype", "types, against what the operator takes", "rank 0, step 12: input_ids has dtype float32; embedding needs int64 or int32"),
+        ("batch.device", "where tensors lie", "rank 0, step 12: labels is on device cpu; cross_entropy had it on cuda:0"),
     )),
     ("probability", _STOP_65, (
-        ("probability.out_of_range", "what binary_cross_entropy and multinomial are given", "rank 0, step 7: chance[1,0] = 255, allowed 0..1"),
+        ("probability.out_of_range", "what binary_cross_entropy and multinomial are given",
+         "rank 0, step 7: chance[1,0] is 255.0, allowed 0..1 (binary_cross_entropy)"),
     )),
     ("loss_not_finite", _STOP_70, (
-        ("loss.not_finite", "each rank's own loss, before the all-reduce spreads it; under a GradScaler 4 in a row", "rank 1, step 300: the loss is nan"),
+        ("loss.not_finite", "each rank's own loss, before the all-reduce spreads it; under a GradScaler several in a row", "rank 1, step 300: the loss is nan"),
     )),
     ("grad_not_finite", _STOP_70, (
         ("grad.not_finite",
@@ -39,29 +40,34 @@ _CRITICAL = (
     )),
     ("activation_not_finite", _EVIDENCE, (
         ("activation.not_finite", "after a loss that is no number: the first module whose output is none, in one traced step",
-         "rank 1: head.norm gives the first NaN"),
+         "rank 1, step 153: the loss is nan: the output of head (Linear, float32) is not finite: nan in 16 of 64 values, sample 153 of the data set"),
     )),
     ("rank_failed", _FREE, (
-        ("rank.exception", "Python's exceptions", "rank 1 raised ValueError: a mistake of this script"),
-        ("rank.died", "exit codes and signals", "rank 0 was killed by SIGKILL"),
-        ("rank.assert", "device-side assertions in what a rank prints", "rank 3: an index is outside of the table that gather reads; sample 7"),
-        ("memory.oom", "out-of-memory errors and kills", "rank 0: CUDA out of memory, tried to allocate 40 GiB"),
-        ("config.ddp", "DistributedDataParallel's errors about how it was set up", "rank 0: parameters got no gradient in the step before"),
-        ("loader.worker_died", "workers of data loaders", "rank 2: the loader's worker 4711 was killed by SIGKILL"),
+        ("rank.exception", "Python's exceptions", "rank 1, in step 153: ValueError: a mistake of this script at train.py:250"),
+        ("rank.died", "exit codes and signals", "rank 0, in step 152: killed by SIGKILL"),
+        ("rank.assert", "device-side assertions in what a rank prints",
+         "rank 3, in step 40: device-side assertion in vectorized_gather_kernel: a row number used to copy whole rows lies outside the indexed dimension; "
+         "flat position in the index tensor 15 of index (input ids)"),
+        ("memory.oom", "out-of-memory errors and kills",
+         "rank 0, in step 40: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 40.00 GiB at train.py:31"),
+        ("config.ddp", "DistributedDataParallel's errors about how it was set up",
+         "rank 0, in step 1: RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one at train.py:31"),
+        ("loader.worker_died", "workers of data loaders", "rank 2, in step 40: data loader worker (pid 4711) killed by signal: Killed at train.py:31"),
     )),
     ("hang", f"stacks; then {_FREE} (75)", (
         ("rank.hang", "steps that stay away for longer than this job's own steps explain, and where each rank is then",
-         "rank 1 is late; no step for 82 s, where one is usual every 0.4 s"),
+         "rank 1, in step 40: it is not in a collective, but in File \"train.py\", line 70, in forward; no step for 82 s, where one is usual every 0.4 s"),
     )),
     ("desync", _FREE, (
-        ("rank.desync", "which collectives ranks are in, and in which step they end", "rank 1 all-reduces 3 elements, the others 5"),
+        ("rank.desync", "which collectives ranks are in, and in which step they end",
+         "rank 1, step 105: the shapes differ across the ranks: all_reduce of (3,) float32 here, all_reduce of (5,) float32 on rank 0"),
     )),
 )  # fmt: skip
 
 ALWAYS = (
     About(
         name="size_outlier", kind="batch.size_outlier", watches="the size of each batch against all before it",
-        says="rank 1, step 90: 15360 elements, the largest before had 384",
+        says="rank 1, step 90: ids [32, 480] has 15360 elements, the largest batch so far had 384",
     ),
     *(
         About(name=name, kind=kind, severity="critical", action=action, watches=watches, says=says)

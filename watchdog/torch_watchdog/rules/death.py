@@ -188,7 +188,8 @@ def _asserted(where: str, found: Assertion) -> Verdict:
 
 def _out_of_memory(end: RankEnd, where: str) -> Verdict:
     by_kernel = "oom-kill" in end.log
-    what = "the kernel killed it for want of memory (cgroup oom_kill)" if by_kernel else end.text or "out of memory"
+    at = f" at {end.where}" if end.where else ""
+    what = "the kernel killed it for want of memory (cgroup oom_kill)" if by_kernel else (end.text or "out of memory") + at
     return Verdict(
         kind="memory.oom",
         severity="critical",

@@ -24,7 +24,7 @@ ABOUT = About(
     name="gpu_ecc",
     kind="gpu.ecc",
     watches="NVML's counts of memory errors and remapped rows, since the job began",
-    says="GPU 0 of node-2 (rank 0): 1 memory error could not be corrected since the job began",
+    says="GPU 0 of node-2 (rank 0): 1 memory error could not be corrected since the job began: data were lost",
     action="an incident, critical where data were lost",
 )
 

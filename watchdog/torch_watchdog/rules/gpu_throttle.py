@@ -36,7 +36,7 @@ ABOUT = About(
     name="gpu_throttle",
     kind="gpu.throttle",
     watches="NVML's reasons for lower clocks, and the clock itself",
-    says="GPU 5 of node-1 (rank 5): slowed down by heat (by the board): 1110 of 1980 MHz at 91 C, in 42 of 60 samples",
+    says="GPU 5 of node-1 (rank 5): slowed down by heat (by the board): 1110 of 1980 MHz (limit 90 %) at 91 C, in 42 of 60 samples (limit 50 %)",
 )
 
 
@@ -45,7 +45,7 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
         for bit, reason in _REASONS.items():
             count = sum(bool((sample.throttle_reasons or 0) & bit) for sample in gpu.samples)
             if len(gpu.samples) >= 5 and count >= settings.of_samples * len(gpu.samples) and _is_slow(gpu, settings):
-                yield _sign(gpu, ranks, reason, count)
+                yield _sign(gpu, ranks, reason, count, settings)
                 break
 
 
@@ -54,11 +54,13 @@ def _is_slow(gpu: GpuStream, settings: Settings) -> bool:
     return clock is None or not highest or clock < settings.clock * highest
 
 
-def _sign(gpu: GpuStream, ranks: tuple[int, ...], reason: str, count: int) -> Sign:
+def _sign(gpu: GpuStream, ranks: tuple[int, ...], reason: str, count: int, settings: Settings) -> Sign:
     newest = gpu.newest
+    known = newest.sm_clock_mhz is not None and newest.max_sm_clock_mhz
+    clock = f": {newest.sm_clock_mhz} of {newest.max_sm_clock_mhz} MHz (limit {100 * settings.clock:g} %)" if known else ""
+    heat = "" if newest.temperature_c is None else f" at {newest.temperature_c} C"
     return sign_of(
-        gpu, ranks, f"slowed down by {reason}: {newest.sm_clock_mhz} of {newest.max_sm_clock_mhz} MHz at {newest.temperature_c} C, in {count} of "
-        f"{len(gpu.samples)} samples",
+        gpu, ranks, f"slowed down by {reason}{clock}{heat}, in {count} of {len(gpu.samples)} samples (limit {100 * settings.of_samples:g} %)",
         cause=f"the GPU lowers its clocks: {reason}; every rank waits for this one",
         fix="look at the node's cooling and power supply; leave the node if it stays",
     )  # fmt: skip

@@ -26,7 +26,7 @@ ABOUT = About(
     name="gpu_xid",
     kind="gpu.xid",
     watches="Xid events of the driver (NVML)",
-    says="GPU 3 of node-7 (rank 3): Xid 79, GPU fell off the bus: the GPU is not reachable over PCIe any more (hardware)",
+    says="GPU 3 of node-7 (rank 3): Xid 79, GPU fell off the bus: The GPU is not reachable over PCIe any more (hardware)",
     severity="warning",
     action="an incident, critical where the hardware is at fault; a job that fails after it exits with 75 (hardware, fabric) or 65 (application)",
 )

@@ -31,7 +31,7 @@ ABOUT = About(
     name="ids_creep",
     kind="batch.index_out_of_range",
     watches="the highest value of each index tensor whose bound is known",
-    says="rank 1, step 200: the highest value of user rises by 2.1 a step and is 874 of at most 999: past it in about 60 steps",
+    says="rank 1, step 200: the highest value of labels rises by 2.1 a batch and is 874 of at most 999: past it in about 60 batches",
     severity="info",
 )
 

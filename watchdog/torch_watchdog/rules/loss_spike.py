@@ -40,7 +40,7 @@ ABOUT = About(
     name="loss_spike",
     kind="loss.spike",
     watches="the newest 64 losses of each rank",
-    says="rank 3, step 412: the last 6 losses are 5.1 or more, the 58 before them have median 2.3 (limit 3.45)",
+    says="rank 3, step 412: the last 6 losses are 5.1 or more, those before them have median 2.3 (limit 3.45)",
 )
 
 

@@ -43,7 +43,7 @@ ABOUT = About(
     name="memory_pressure",
     kind="memory.pressure",
     watches="the allocator's figures of each rank, and its GPU's memory by NVML",
-    says="rank 1, step 4200: 61.2 of 79.6 GiB are allocated when a step ends, 11.4 MiB more each step: full in step 5750..5990 at this rate",
+    says="rank 1, step 4200: 61.2 GiB are allocated when a step ends, 11.4 MiB more each step: 79.6 GiB are full in step 5750..5990 at this rate",
 )
 
 

@@ -35,7 +35,7 @@ ABOUT = About(
     kind="loader.stalled",
     watches="how long each rank's loop waits for its next batch",
     action="an incident, with what the rank and its loaders' workers do just then; the training goes on",
-    says="rank 2, step 700: waits 480 ms for a batch, 71 % of a step; the first steps waited 3 ms, the other ranks 4 ms (limit 5 times)",
+    says="rank 2, step 700: waits 480 ms for a batch, 71 % of a step; the first steps waited 3 ms, the median rank waits 4 ms (limit 5 times)",
 )
 
 

@@ -1,0 +1,75 @@
+"""What `watchdog rules show` says that a rule says is what it says: the same words, around other numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streams_made import Watch, block, everything
+
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd
+from torch_watchdog.knowledge import known_assertions, xid_codes
+from torch_watchdog.rules.always import ALWAYS
+from torch_watchdog.rules.catalogue import rules_with
+from torch_watchdog.rules.death import judge
+
+RULES = rules_with({})
+OF_REAL_RUNS = json.loads((Path(__file__).parents[2] / "faults" / "results.json").read_text())["runs"]
+ASSERTION = (
+    "/pytorch/aten/src/ATen/native/cuda/IndexKernelUtils.cu:16: vectorized_gather_kernel: block: [7,0,0], thread: [0,0,0] "
+    'Assertion `ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of bounds"` failed.'
+)
+
+
+def form(sentence: str) -> str:
+    """Numbers, and names that a training gives, do not count."""
+    plain = re.sub(r"\b(input_ids|labels|ids|values)\b", "NAME", re.sub(r"\(\w+, float32\)", "(MODULE)", sentence))
+    plain = re.sub(r"the output of \S+", "the output of MODULE", re.sub(r" or -#|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", plain))
+    return plain.replace(" or #", "")
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, set[str]]:
+    """By rule, what it has said of made streams."""
+    watch = everything(Watch(codes=xid_codes(), ids_creep={"enabled": True}, straggler={"hold_s": 5.0}))
+    slow = Watch(slow_loader={"hold_s": 2.0})
+    slow.seconds(60, lambda step: (block(rank, step, own_ms=220, loader_ms=200 if step > 40 and rank else 1) for rank in range(3)))
+    said: dict[str, set[str]] = {}
+    for finding in (*watch.found, *slow.found):
+        said.setdefault(finding.about.name, set()).add(form(finding.sign.said))
+    return said
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.about.name)
+def test_the_example_of_a_rule_is_a_sentence_of_it(rule: Any, told: dict[str, set[str]]) -> None:
+    assert form(rule.about.says) in told[rule.about.name]
+
+
+TOLD_BY_RUNS = {form(one["summary"]) for run in OF_REAL_RUNS.values() for one in run["found"] if one["summary"]}
+OTHERS = {"memory.oom", "probability.out_of_range"}  # of which the suite has another sort
+SEEN = {one["kind"] for run in OF_REAL_RUNS.values() for one in run["found"] if one["told"]} - OTHERS
+
+
+@pytest.mark.parametrize("about", [one for one in ALWAYS if one.kind in SEEN], ids=lambda about: about.kind)
+def test_the_example_of_what_is_always_watched_is_a_sentence_of_a_real_run(about: Any) -> None:
+    assert any(one.startswith(form(about.says)) for one in TOLD_BY_RUNS)
+
+
+AT = {"exit_code": 1, "where": "train.py:7"}
+FAILED = {
+    "rank.assert": {"signal": 6, "log": ASSERTION},
+    "memory.oom": {**AT, "text": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"},
+    "config.ddp": {**AT, "text": "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one"},
+    "loader.worker_died": {**AT, "text": "RuntimeError: DataLoader worker (pid 47) is killed by signal: Killed. "},
+}
+
+
+@pytest.mark.parametrize("kind", FAILED)
+def test_the_example_of_a_failure_is_what_is_said_of_such_a_rank(kind: str) -> None:
+    end: dict[str, Any] = FAILED[kind]
+    verdict = judge(FirstFailure(culprits=(RankEnd(rank=1, node="a", pid=1, step=9, **end),), victims=(0,)), known_assertions())
+    (about,) = (one for one in ALWAYS if one.kind == kind)
+    assert (verdict.kind, form(verdict.summary)) == (kind, form(about.says))
