@@ -159,7 +159,9 @@ def write(out: Path, runs: dict[str, Any]) -> None:
         "python": platform.python_version(),
         "cores": os.cpu_count(),
     }
-    told = json.dumps({"about": about, "runs": dict(sorted(runs.items()))}, indent=1).replace(f"{HERE}/", "")  # where this checkout lies is nobody's matter
+    told = json.dumps({"about": about, "runs": dict(sorted(runs.items()))}, indent=1).replace(
+        f"{HERE}/", ""
+    )  # where this checkout lies is nobody's matter
     out.write_text(told + "\n")
 
 
