@@ -12,7 +12,7 @@ from torch_watchdog.alerts.alert import Alert, Delivery
 from torch_watchdog.alerts.alertmanager import posted
 from torch_watchdog.alerts.pagerduty import event
 from torch_watchdog.alerts.receivers import check_url, receiver_of
-from torch_watchdog.alerts.text import lines_of, ranks_in_words, title_of
+from torch_watchdog.alerts.text import lines_of, ranks_in_words, title_of, what
 from torch_watchdog.daemon.alerting import Alerting
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.errors import ConfigError
@@ -21,6 +21,7 @@ from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog_proto import messages as m
 
 WORLD = 16_384
+SCHEMA = Path(__file__).resolve().parents[3] / "proto" / "torch_watchdog_proto" / "incident.schema.json"
 NAN = {"path": "p", "committed": True, "finite": False}
 
 
@@ -177,3 +178,11 @@ def test_a_service_that_apprise_does_not_know_is_refused_and_a_known_one_taken()
 @pytest.mark.parametrize("url", ["pagerduty://secret-word", "alertmanager://user:secret-word@host:1"])
 def test_a_receiver_does_not_show_its_secret(url: str) -> None:
     assert "secret-word" not in repr(receiver_of("r", url))
+
+
+@pytest.mark.parametrize(
+    "kind", [one for one in json.loads(SCHEMA.read_text())["properties"]["kind"]["enum"] if not one.startswith("order.")]
+)
+def test_every_kind_has_words_that_say_it_on_a_phone(kind: str) -> None:
+    """`config.ddp` came as such."""
+    assert "." not in what(kind)

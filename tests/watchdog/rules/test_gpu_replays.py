@@ -135,3 +135,28 @@ def test_of_an_application_error_and_the_hardware_fault_that_caused_it_the_hardw
     health.take_gpu("node-1", sample(0, xids=(43, 13, 79)), 0.0)
     assert [finding.sign.severity for finding in health.findings(0.0, at_end=True)] == ["warning", "warning", "critical"]
     assert health.exit_code == 75
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ({"ecc_uncorrected": 1}, 75),
+        ({"remap_failed": True}, 75),
+        ({"lost": True, "memory_used_bytes": 0, "memory_total_bytes": 0}, 75),
+        ({"remap_pending": True}, None),
+        ({"ecc_corrected": 5000}, None),
+        (HOT, None),
+        ({"ecc_uncorrected": 1, "xids": (43,)}, 75),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
+)
+def test_a_job_that_fails_after_its_gpu_lost_data_or_itself_is_not_told_that_its_program_is_wrong(
+    fault: dict[str, Any], code: int | None
+) -> None:
+    """The driver need not give an Xid for it to everybody: the page on what to do about gpu.ecc had said 75, and the command's own code came."""
+    health = Health(codes=CODES, changes={})
+    for second in range(60):
+        health.take_steps(StepTable.of((block(4, second, gpu="GPU-0"),)), float(second))
+        health.take_gpu("node-1", sample(second, **(fault if second else {})), float(second))
+        health.findings(float(second), at_end=False)
+    assert health.exit_code == code

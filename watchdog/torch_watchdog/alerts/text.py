@@ -15,6 +15,8 @@ _TITLE_CHARS = 120
 _LINE_CHARS = 200
 _WHAT = {
     "batch": "bad batch",
+    "probability.out_of_range": "probability out of range",
+    "activation.not_finite": "activation is not finite",
     "loss.not_finite": "loss is not finite",
     "loss.spike": "loss spike",
     "grad.not_finite": "gradient is not finite",
@@ -31,6 +33,7 @@ _WHAT = {
     "rank.hang": "hang",
     "rank.straggler": "slow rank",
     "rank.desync": "ranks out of step",
+    "config.ddp": "DDP set up wrongly",
     "loader.stalled": "data loader stalls",
     "loader.worker_died": "data loader worker died",
 }

@@ -18,6 +18,7 @@ __all__ = ["NO_CODES", "Health"]
 
 _Result = TypeVar("_Result")
 NO_CODES: Mapping[int, XidCode] = {}
+_FAILED_GPU = ("gpu.lost", "gpu.ecc")  # by itself; what an Xid means its catalogue says
 
 
 class Health:
@@ -31,7 +32,7 @@ class Health:
     def begin_attempt(self) -> None:
         """Nothing of the old ranks may leak into what is said of the new ones."""
         self._engine: Engine | None = None
-        self._gpu_kinds: set[str] = set()
+        self._gpu_failed = False
         self._xids: set[int] = set()
 
     @property
@@ -41,7 +42,7 @@ class Health:
     @property
     def exit_code(self) -> int | None:
         """Of a job that failed: 75 where a machine is to blame, 65 where the driver blames the program, None where nothing was told of GPUs."""
-        if "gpu.lost" in self._gpu_kinds:
+        if self._gpu_failed:
             return EXIT_MACHINE
         return exit_code_of(self._xids, self._codes)
 
@@ -57,7 +58,7 @@ class Health:
         engine = self._engine
         found = nothing if engine is None else self._guarded(lambda: engine.judge(now, at_end=at_end), nothing)
         for finding in found:
-            self._gpu_kinds.add(finding.about.kind)
+            self._gpu_failed |= finding.about.kind in _FAILED_GPU and (finding.sign.severity or finding.about.severity) == "critical"
             self._xids.update(event["code"] for event in finding.sign.evidence.get("xid", ()))
         return found
 

@@ -25,7 +25,7 @@ ABOUT = About(
     kind="gpu.ecc",
     watches="NVML's counts of memory errors and remapped rows, since the job began",
     says="GPU 0 of node-2 (rank 0): 1 memory error could not be corrected since the job began: data were lost",
-    action="an incident, critical where data were lost",
+    action="an incident, critical where data were lost or a row cannot be replaced; a job that fails after that exits with 75",
 )
 
 
