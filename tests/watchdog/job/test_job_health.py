@@ -113,6 +113,7 @@ def test_a_finding_is_an_incident_of_its_rank_and_the_training_goes_on() -> None
 
 
 def test_a_sign_that_goes_and_comes_again_is_one_incident_that_is_over_and_fires_again() -> None:
+    """Its step and its sentence are of the same time: one that was over had said "all 2 ranks, step 236" with 218 as its step."""
     run = Run(rules={"loss_spike": {"keep_s": 2}})
     run.spike()
     for step in range(56, 70):
@@ -121,6 +122,12 @@ def test_a_sign_that_goes_and_comes_again_is_one_incident_that_is_over_and_fires
     for step in range(70, 76):
         run.step(step, losses=(1.0, 20.0))
     assert [incident["status"] for incident in run.incidents] == ["firing"]
+    told = [
+        (effect.incident["step"], effect.incident["summary"].partition(":")[0])
+        for effect in run.effects
+        if isinstance(effect, WriteIncident)
+    ]
+    assert told == [(55, "rank 1, step 55"), (55, "rank 1, step 55"), (75, "rank 1, step 75")]
     assert [kind for kind in run.events if kind.startswith("incident")] == ["incident", "incident.over", "incident"]
 
 

@@ -32,6 +32,7 @@ _ORDER_WORDS = {
     "order.checkpoint": "a checkpoint of all ranks, without a stop",
     "order.preemption": "a checkpoint and a stop before the machine is taken away",
 }
+_TOLD_ANEW = ("status", "severity", "summary", "step", "framework_step", "ranks_affected")
 _MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
 
 
@@ -147,13 +148,14 @@ class Casebook:
         sign, about = finding.sign, finding.about
         subject = (about.name, sign.rank, sign.subject)
         known = self._incidents.get(self._of_rule.get(subject, ""))
-        if known is not None:
-            status = "firing" if finding.change == "fires" else "resolved"
-            return self._keep(known | {"status": status, "summary": sign.said})
-        if finding.change == "resolves" or len(self._incidents) >= _MAX_INCIDENTS:
+        if finding.change == "resolves":
+            return known and self._keep(known | {"status": "resolved"})
+        if known is None and len(self._incidents) >= _MAX_INCIDENTS:
             return None
         place = self._place(now, ranks, sign.rank, step=sign.step, affected=sign.affected, policy="none")
         made = build.from_sign(about, sign, place)
+        if known is not None:  # again: what is told is of this time, the step as well as the sentence
+            return self._keep(known | {name: made[name] for name in _TOLD_ANEW})
         told_before = (one for one in self._of_attempt() if _same_sign(one, made))  # by a daemon that is no more
         known = next(told_before, made)
         self._of_rule[subject] = known["id"]
