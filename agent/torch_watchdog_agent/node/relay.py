@@ -103,6 +103,9 @@ class Relay:
         first = said[0] if said else None
         if not isinstance(first, RankHello):
             raise FrameError("the first message of a rank is its hello")
+        if not 0 <= first.rank < first.world_size:
+            raise FrameError(f"there is no rank {first.rank} of {first.world_size}")
+        control_message(RankSaid(attempt=first.attempt, message=first))  # before it counts as here: its end is told up, too
         rank = _Rank(first, writer)
         key = (first.attempt, first.rank)
         self._ranks[key] = rank

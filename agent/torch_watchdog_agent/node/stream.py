@@ -83,7 +83,7 @@ class DaemonLink:
         self._outcome: asyncio.Future[GoodbyeAck | None] = asyncio.get_running_loop().create_future()
         self._lost_since: float | None = None
         self._comes_back = "is back"
-        self._was_accepted = False
+        self._was_accepted = self._has_left_out = False
         self.report_every_s = 0.0  # what the daemon wants, which knows how many nodes there are
 
     def report(self, report: NodeReport) -> None:
@@ -183,7 +183,7 @@ class DaemonLink:
         while True:
             self._wake_reports.clear()
             while (report := self._reports.next_to_send()) is not None:
-                await telemetry.write(codec.node_message(report))
+                await self._write(telemetry, codec.node_message, report)
             if self._goodbye is not None and self._control_ended.is_set():
                 await telemetry.write(codec.node_message(self._goodbye))
                 return
@@ -201,16 +201,27 @@ class DaemonLink:
 
     async def _send_control(self, control: Any) -> None:
         for hello in self._hellos():
-            await control.write(codec.control_message(hello))
+            await self._write(control, codec.control_message, hello)
         while True:
             self._wake_control.clear()
             while self._control:
-                await control.write(codec.control_message(self._control[0]))
+                await self._write(control, codec.control_message, self._control[0])
                 self._control.popleft()
             if self._goodbye is not None:
                 await control.done_writing()
                 return
             await self._wake_control.wait()
+
+    async def _write(self, stream: Any, encoded: Callable[[Any], Any], message: Any) -> None:
+        """What does not fit the wire is left out: sent again on each new connection, it would end them all."""
+        try:
+            wire = encoded(message)
+        except codec.MalformedMessageError as error:
+            if not self._has_left_out:
+                self._say(f"a record that does not fit a message is left out, and so are others like it ({str(error)[:200]})")
+            self._has_left_out = True
+            return
+        await stream.write(wire)
 
     async def _read_orders(self, control: Any) -> None:
         while (message := await control.read()) is not grpc.aio.EOF:

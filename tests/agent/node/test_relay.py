@@ -8,11 +8,13 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from torch_watchdog_agent.node.relay import Relay
+from torch_watchdog_proto.codec import control_message
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.frames import MAX_FRAME_BYTES, Decoder, encode
 from torch_watchdog_proto.messages import (
@@ -154,8 +156,10 @@ def test_an_order_reaches_its_rank_only(tmp_path: Path) -> None:
         encode(hello(1)) + encode(Leave(generation=1)),
         encode(hello(1)) + encode(Saved(rank=1, generation=1, updates_applied=1, path="x" * 70_000)),
         encode(hello(-1)),
+        encode(hello(2)),
+        encode(replace(hello(1), pid=10**400)),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_garbage_closes_its_own_connection_and_no_other(tmp_path: Path, garbage: bytes) -> None:
     async def scenario(ranks: Ranks) -> None:
@@ -167,6 +171,8 @@ def test_garbage_closes_its_own_connection_and_no_other(tmp_path: Path, garbage:
         writer.write(encode(Finished(rank=0, passed=7)))
         await ranks.until(lambda: RankSaid(attempt=0, message=Finished(rank=0, passed=7)) in ranks.up)
         assert not good.at_eof()
+        for said in ranks.up:
+            control_message(said)  # what does not fit the wire would end the line to the daemon, for all ranks
 
     run(scenario, tmp_path)
 

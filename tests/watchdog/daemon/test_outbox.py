@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
+from torch_watchdog.daemon.calls import Calls
+from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.live_job import Outbox
+from torch_watchdog.daemon.services import ControlService
+from torch_watchdog_proto import codec
+from torch_watchdog_proto.codec import MAX_TEXT
 from torch_watchdog_proto.envelopes import TellRank
 from torch_watchdog_proto.messages import Leave
+from torch_watchdog_proto.rescue_words import Free
 
 ORDERS = tuple(TellRank(attempt=0, rank=rank, order=Leave(generation=1)) for rank in range(4))
 
@@ -52,3 +59,29 @@ def test_what_an_old_stream_was_writing_is_written_again() -> None:
         assert await new.first() is half_written
 
     asyncio.run(taken_over_in_the_middle())
+
+
+def test_an_order_that_does_not_fit_a_message_is_told_of_and_keeps_back_no_other() -> None:
+    """Of what a rank of another make has said: the text of its failure, as long as a message takes, and a few words before it."""
+    said: list[str] = []
+    written = list[Any]()
+
+    class Stream:
+        def peer(self) -> str:
+            return "unix:"
+
+        async def write(self, message: Any) -> None:
+            written.append(codec.read_tell_rank(message))
+
+    async def orders() -> None:
+        outbox = Outbox()
+        calls = Calls(grants=cast("Any", None), counters=Counters(started_s=0.0), audit=cast("Any", None), say=said.append)
+        for order in (TellRank(attempt=0, rank=1, order=Free(generation=1, reason="x" * (MAX_TEXT + 1))), *ORDERS):
+            outbox.put(order)
+        writing = asyncio.create_task(ControlService(cast("Any", None), calls)._write_orders(outbox, Stream()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        writing.cancel()
+
+    asyncio.run(orders())
+    assert written == list(ORDERS) and len(said) == 1 and "an order for rank 1 does not fit" in said[0]

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,8 +30,9 @@ with kept_token("old", {ADDRESS!r}, os.environ):
 
 
 @pytest.fixture
-def user(place: Place) -> Iterator[dict[str, str]]:
-    """The environment of a user with a runtime folder."""
+def user(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The environment of a user with a runtime folder, and no TMPDIR of the one who tests."""
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     yield {"XDG_RUNTIME_DIR": str(place.root)}
 
 

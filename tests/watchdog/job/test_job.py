@@ -14,10 +14,12 @@ from job_harness import BAD_TOKEN, SCHEMA, Run, ended, hold, steps, stop_at
 from torch_watchdog.job.events import (
     AppendEvent,
     OrderRequested,
+    Refused,
     ReportCame,
     SendOrder,
 )
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.envelopes import OrderKind
 
 
 def test_the_status_shows_each_ranks_newest_step_loss_and_time() -> None:
@@ -210,6 +212,17 @@ def test_an_order_that_was_met_without_a_checkpoint_says_why() -> None:
     (incident,) = run.incidents
     assert incident["status"] == "resolved"
     assert incident["summary"].endswith("now; no checkpoint: rank 0: OSError: No space left on device")
+
+
+def test_whoever_asks_for_a_stop_of_a_job_that_has_just_stopped_is_told_so() -> None:
+    run = Run(world_size=2)
+    run.hello(0, 1)
+    stop_at(run, 3)
+    kinds: tuple[OrderKind, ...] = ("order.stop", "order.checkpoint", "order.cancel")
+    for kind in kinds:
+        answers = run.handle(OrderRequested(kind=kind, by="ann", reason=""))
+        reasons = [effect.reason for effect in answers if isinstance(effect, Refused)]
+        assert reasons == [f"it has stopped already, and is about to end: {BAD_TOKEN.summary}"]
 
 
 def test_why_no_checkpoint_was_made_is_told_at_the_end() -> None:

@@ -40,7 +40,7 @@ def test_a_loss_that_is_nan_on_every_rank_at_once_blames_none_of_them() -> None:
 
 
 def test_losses_that_go_wrong_together_on_some_ranks_are_named_together() -> None:
-    run = Run()
+    run = Run(world_size=3)
     run.hello(0, 1, 2)
     run.report(steps(2, 0, [math.nan]), steps(0, 0, [math.nan]), steps(1, 0, [1.0]))
     (incident,) = run.incidents

@@ -164,6 +164,28 @@ def test_a_network_that_fails_for_a_while_ends_no_job() -> None:
     assert any(isinstance(order, Free) for order in stands_still(run, until=run.now + 30)), "one that stays away counts as gone"
 
 
+def test_an_elastic_launch_that_has_got_a_node_starts_anew_with_more_ranks_and_all_of_them_stop() -> None:
+    """torchrun counts no restart then: the ranks of the new world have the number of the old attempt."""
+    run = Run()
+    for node, rank in (("a", 0), ("b", 1), ("c", 2)):
+        hello = m.RankHello(rank=rank, local_rank=0, world_size=3, pid=20 + rank, attempt=0, host=node, version="0.1.0")
+        run.handle(RankSpoke(node=node, attempt=0, message=hello))
+        if rank < 2:
+            assert refusals(run.handle(ASKED)) != []
+    told = [effect.tell.rank for effect in run.handle(ASKED) if isinstance(effect, SendOrder)]
+    assert told == [0, 1, 2] and run.job.status().world_size == 3
+
+
+def test_what_a_rank_says_and_suffers_that_this_job_does_not_have_is_of_no_account() -> None:
+    run = Run()
+    hello = m.RankHello(rank=2, local_rank=0, world_size=2, pid=12, attempt=0, host="b", version="0.1.0")
+    assert run.handle(RankSpoke(node="b", attempt=0, message=hello)) == ()
+    run.rank_ends("b", 2, exit_code=1)
+    run.leave("a")
+    run.leave("b")
+    assert run.job.incidents == () and [rank.rank for rank in run.job.status().ranks] == [0, 1]
+
+
 def test_nobody_waits_for_the_goodbye_of_a_node_that_is_away() -> None:
     run = Run()
     run.handle(NodeAway(node="b"))

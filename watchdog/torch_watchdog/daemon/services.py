@@ -125,9 +125,20 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
             raise codec.MalformedMessageError("the first message must be a hello")
         self.calls.check_job(context, hello.job)
         live = self._ingest.attach(hello)
-        async with _owned(_write_orders(live.attached(hello.node), context)):
+        async with _owned(self._write_orders(live.attached(hello.node), context)):
             async for request in requests:
                 _hear(codec.read_control_message(request), live, hello.node)
+
+    async def _write_orders(self, outbox: Outbox, context: Any) -> None:
+        while True:
+            order = await outbox.first()
+            try:
+                message = codec.tell_rank(order)
+            except codec.MalformedMessageError as error:  # of what one rank has said: the others' orders go on
+                self.calls.refused("order", context, f"an order for rank {order.rank} does not fit a message ({error})")
+            else:
+                await context.write(message)
+            outbox.done(order)
 
 
 def _hear(says: ControlHello | RankSaid | RankLost, live: LiveJob, node: str) -> None:
@@ -140,13 +151,6 @@ def _hear(says: ControlHello | RankSaid | RankLost, live: LiveJob, node: str) ->
             live.handle(RankGone(attempt=says.attempt, rank=says.rank, pid=says.pid))
         case ControlHello():
             raise codec.MalformedMessageError("a second hello on one stream")
-
-
-async def _write_orders(outbox: Outbox, context: Any) -> None:
-    while True:
-        order = await outbox.first()
-        await context.write(codec.tell_rank(order))
-        outbox.done(order)
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:

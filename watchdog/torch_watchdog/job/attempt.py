@@ -30,6 +30,8 @@ from torch_watchdog_proto.stop.rescue import RankFailed
 
 __all__ = ["Attempt"]
 
+_MAX_REASON = 4_000  # characters: what a rank has said of itself, in an order to the others
+
 
 class Attempt:
     """One start of the launcher, numbered from 0."""
@@ -59,6 +61,8 @@ class Attempt:
 
     def record(self, node: str, block: m.StepBlock, now: float) -> None:
         """Steps of one rank."""
+        if self._is_stranger(block.rank):
+            return
         self._rank(block.rank, node, block.pid).record(block, now)
         self._losses.see(block, now)
         if block.step or block.micro_step:
@@ -67,6 +71,8 @@ class Attempt:
 
     def rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:
         """What a node process has seen of a rank, or read in its log."""
+        if self._is_stranger(event.rank):
+            return
         rank = self._rank(event.rank, node, event.pid)
         yield self._event(
             now, f"rank.{event.kind}", rank=event.rank, text=words_of(event), level=event.level, exit_code=event.exit_code,
@@ -96,6 +102,8 @@ class Attempt:
     def spoke(self, spoke: RankSpoke, now: float) -> Iterable[Effect]:
         """A rank's own word."""
         message = spoke.message
+        if self._is_stranger(message.rank):
+            return ()
         effects: list[Effect] = []
         if isinstance(message, m.RankHello):
             effects += self._on_rank_hello(spoke.node, message, now)
@@ -192,6 +200,14 @@ class Attempt:
         self._failures.command_ended(goodbye.exit_code, goodbye.signal)
         return effects
 
+    def is_of_another_size(self, world_size: int) -> bool:
+        """Whether a rank of that many cannot be one of these."""
+        return self._orders.are_possible and world_size != self.world_size
+
+    def _is_stranger(self, rank: int) -> bool:
+        """A rank that this start of the launcher does not have: nothing that it says or suffers is of this job."""
+        return self._orders.are_possible and rank >= self.world_size
+
     def _alive_on(self, node: str) -> list[int]:
         return [rank.rank for rank in self.ranks.values() if rank.node == node and rank.alive]
 
@@ -251,6 +267,8 @@ class Attempt:
         """By a person or a program, from outside."""
         if not self._orders.are_possible:
             return (Refused(reason="no rank has reported yet: try again once the training has begun"),)
+        if self.ending.is_stopping:
+            return (Refused(reason=f"it has stopped already, and is about to end: {self.ending.why}"),)
         if event.kind == "order.cancel":
             return self._orders.tell(stop.CancelRequested(by=event.by), now)
         reason = event.reason or f"requested by {event.by}"
@@ -268,8 +286,8 @@ class Attempt:
     def _rescue(self, rank: int, reason: str, now: float, *, victim: bool = False) -> Iterable[Effect]:
         if not self._orders.are_possible:
             return ()
-        generation = self._orders.next_generation()
-        return self._tell_each(self._rescues.failed(RankFailed(rank=rank, reason=reason, generation=generation, victim=victim), now))
+        failed = RankFailed(rank=rank, reason=reason[:_MAX_REASON], generation=self._orders.next_generation(), victim=victim)
+        return self._tell_each(self._rescues.failed(failed, now))
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
         return [effect for tell in told for effect in self._send(tell)]

@@ -29,6 +29,11 @@ class Ending:
         """Whether an order that ends the launch is done."""
         return self._closed is not None and self._closed.exit_code is not None
 
+    @property
+    def why(self) -> str:
+        """The reason of the last order that was done."""
+        return "" if self._closed is None else self._closed.reason
+
     def told(self, order: m.Order) -> None:
         if isinstance(order, m.Commit) and order.leave:
             self._leave_codes[order.generation] = order.exit_code

@@ -187,7 +187,8 @@ class Job:
             )
 
     def _on_spoke(self, spoke: RankSpoke, now: float) -> tuple[Effect, ...]:
-        begun = self._begin_attempt(spoke.attempt, now) if isinstance(spoke.message, m.RankHello) else ()
+        hello = spoke.message
+        begun = self._begin_attempt(spoke.attempt, now, world_size=hello.world_size) if isinstance(hello, m.RankHello) else ()
         if spoke.attempt != self._attempt.number:
             return tuple(begun)
         return (*begun, *self._attempt.spoke(spoke, now), *self._judge(now))
@@ -214,15 +215,21 @@ class Job:
             return (Refused(reason="the job has ended"),)
         return tuple(self._attempt.requested(event, now))
 
-    def _begin_attempt(self, number: int, now: float) -> Sequence[Effect]:
-        """The launcher has started the ranks anew: nothing of the old ones may leak into their state."""
-        if number <= self._attempt.number:
+    def _begin_attempt(self, number: int, now: float, *, world_size: int = 0) -> Sequence[Effect]:
+        """The launcher has started the ranks anew: nothing of the old ones may leak into their state. `world_size`: as one of them says.
+
+        An elastic launch that has got or lost a node starts other ranks under the same number.
+        """
+        before = self._attempt
+        is_of_another_size = number == before.number and world_size > 0 and before.is_of_another_size(world_size)
+        if number <= before.number and not is_of_another_size:
             return ()
-        self._attempt = Attempt(number, self._shared, world_size=self._attempt.world_size)
+        self._attempt = Attempt(number, self._shared, world_size=world_size or before.world_size)
         self._health.begin_attempt()
         self._loaders = LoaderLooks()
         self._casebook.begin_attempt(number)
-        return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {number}"),)
+        now_of = f", of {world_size} ranks now" if is_of_another_size else ""
+        return (self._event(now, "attempt.started", text=f"the launcher started the ranks again: attempt {number}{now_of}"),)
 
     # Judging
 
