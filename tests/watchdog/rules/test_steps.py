@@ -61,6 +61,38 @@ def test_a_spike_of_which_one_rank_tells_a_look_earlier_is_that_of_all_ranks() -
     assert watch.told == [("loss_spike", None, "fires")]
 
 
+@pytest.mark.parametrize(("ranks", "risen"), [(3, 2), (4, 3), (8, 7), (64, 63)])
+def test_a_spike_of_most_ranks_is_one_finding_that_names_them(ranks: int, risen: int) -> None:
+    """Of most and not of all nothing had been told: in a large job chance keeps one or the other rank below its limit."""
+    watch = Watch()
+    watch.seconds(60, lambda step: (block(rank, step, loss=noisy(2)) for rank in range(ranks)))
+    watch.seconds(20, lambda step: (block(rank, step, loss=9 if rank < risen else noisy(2)) for rank in range(ranks)), 60)
+    assert watch.told == [("loss_spike", None, "fires")]
+    assert watch.found[0].sign.said.startswith(f"{risen} of {ranks} ranks, step 65: the last 6 losses are 9 or more")
+    assert watch.found[0].sign.affected == tuple(range(risen))
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 600])
+def test_who_rises_after_most_have_is_not_told_to_be_the_only_one(ranks: int) -> None:
+    """One rank's losses are noisier than its peers': it had been told by itself, too, with its part of the data as the cause."""
+    watch = Watch()
+
+    def spiked(rank: int, step: int) -> float:
+        return noisy(9) if step >= (68 if rank == 1 else 60) else noisy(2)
+
+    watch.seconds(90, lambda step: (block(rank, step, loss=spiked(rank, step)) for rank in range(ranks)))
+    assert [one for one in watch.told if one[2] == "fires"] == ([("loss_spike", 0, "fires")] if ranks == 2 else []) + [
+        ("loss_spike", None, "fires")
+    ]
+
+
+def test_a_spike_of_half_of_the_ranks_is_told_of_each_of_them() -> None:
+    watch = Watch()
+    watch.seconds(60, lambda step: (block(rank, step, loss=noisy(2)) for rank in range(4)))
+    watch.seconds(20, lambda step: (block(rank, step, loss=9 if rank < 2 else noisy(2)) for rank in range(4)), 60)
+    assert watch.told == [("loss_spike", 0, "fires"), ("loss_spike", 1, "fires")]
+
+
 @pytest.mark.parametrize(
     "losses",
     [
@@ -109,6 +141,15 @@ def test_a_scale_that_falls_without_recovery_is_told() -> None:
     watch = scaled([65536.0] * 20 + [65536 / 2**step for step in range(15)])
     assert watch.told == [("scaler_collapse", None, "fires")]
     assert "from 65536 to 64" in watch.found[0].sign.said
+
+
+@pytest.mark.parametrize(("fallen", "rank", "who"), [(1, 0, "rank 0"), (2, None, "2 of 3 ranks"), (3, None, "all 3 ranks")])
+def test_whose_scale_fell_is_said(fallen: int, rank: int | None, who: str) -> None:
+    """Two of many had been "all ranks"."""
+    watch = Watch()
+    watch.seconds(40, lambda step: (block(one, step, scale=(65536 / 2 ** (max(0, step - 20) if one < fallen else 0),)) for one in range(3)))
+    assert watch.told == [("scaler_collapse", rank, "fires")]
+    assert watch.found[0].sign.said.startswith(f"{who}, step ")
 
 
 def test_a_scaler_that_looks_for_its_level_is_no_collapse() -> None:

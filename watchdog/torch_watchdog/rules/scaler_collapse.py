@@ -29,7 +29,7 @@ ABOUT = About(
     name="scaler_collapse",
     kind="scaler.collapse",
     watches="the GradScaler's scale",
-    says="all ranks, step 310: the scale of the GradScaler fell from 65536 to 32 within 40 batches (limit 64)",
+    says="all 8 ranks, step 310: the scale of the GradScaler fell from 65536 to 32 within 40 batches (limit 64)",
 )
 
 
@@ -40,14 +40,18 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
     first = min(fallen, key=lambda one: view.ranks[one.row])  # gradients are shared: so is their scale
     rank = view.ranks[first.row]
     yield Sign(
-        rank=rank if len(fallen) == 1 < len(view.ranks) else None,
+        rank=rank if len(fallen) == 1 else None,
         step=int(view.step[first.row]),
         affected=tuple(view.ranks[one.row] for one in fallen if one is not first),
-        said=f"{'all ranks' if len(fallen) > 1 else f'rank {rank}'}, step {view.step[first.row]}: the scale of the GradScaler fell from {first.high:.9g} to "
+        said=f"{_who(len(fallen), rank, len(view.ranks))}, step {view.step[first.row]}: the scale of the GradScaler fell from {first.high:.9g} to "
         f"{first.low:.9g} within {first.batches} batches (limit {first.limit:.9g})",
         cause="gradients overflow half precision whatever the scale: the steps are skipped, and nothing is learned from them",
         fix="look for NaN or Inf in the loss and in inputs, lower the learning rate, clip gradients, or train in bfloat16",
     )
+
+
+def _who(fallen: int, rank: int, ranks: int) -> str:
+    return f"rank {rank}" if fallen == 1 else f"all {ranks} ranks" if fallen == ranks else f"{fallen} of {ranks} ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
