@@ -19,9 +19,12 @@ class Place(NamedTuple):
     batches: int
     rng_at_iter: RngState | None
     in_turn: bool = False
+    count_at_iter: int | None = None
 
     def with_generators(self, rng: RngState) -> LoaderPosition:
-        return LoaderPosition(epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng, in_turn=self.in_turn)
+        return LoaderPosition(
+            epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng, in_turn=self.in_turn, count_at_iter=self.count_at_iter
+        )  # fmt: skip
 
 
 START = Place(0, 0, None)
@@ -31,7 +34,8 @@ START = Place(0, 0, None)
 class LoaderPosition:
     """`batches` of epoch `epoch` were consumed (by a committed or a vetoed update).
 
-    `rng_at_iter` is what the generators were when the epoch's iterator was made (the shuffle and the workers' seeds come from it), None
+    `rng_at_iter` is what the generators, the loader's own among them, were when the epoch's iterator was made (the shuffle and the workers' seeds come from
+    it), and `count_at_iter` how many passes a loader that counts them had seen; None
     where no loader was seen; `rng` is what they are at the boundary, before the next batch is asked for. `in_turn`: the training took batches from another
     pass between those of this one, so that no single place tells how it goes on.
     """
@@ -41,10 +45,12 @@ class LoaderPosition:
     rng_at_iter: RngState | None
     rng: RngState
     in_turn: bool = False
+    count_at_iter: int | None = None
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split into (JSON-able dict, tensors by name)."""
         plain: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "in_turn": self.in_turn, "rng_at_iter": None}
+        plain["count_at_iter"] = self.count_at_iter
         plain["rng"], tensors = self.rng.to_parts("position.rng")
         if self.rng_at_iter is not None:
             plain["rng_at_iter"], more = self.rng_at_iter.to_parts("position.rng_at_iter")
@@ -61,4 +67,5 @@ class LoaderPosition:
             rng_at_iter=None if at_iter is None else RngState.from_parts("position.rng_at_iter", at_iter, tensors),
             rng=RngState.from_parts("position.rng", plain["rng"], tensors),
             in_turn=plain.get("in_turn", False),
+            count_at_iter=plain.get("count_at_iter"),
         )

@@ -19,7 +19,7 @@ from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.rng import RngState
-from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer
+from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer, is_on
 from torch_watchdog_agent.config import AgentConfig
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def restore(
         models=tuple(bare_model(item) for item in _several(model)),
         optimizers=tuple(inner_optimizer(item) for item in _several(optimizer)),
         schedulers=tuple(getattr(item, "scheduler", item) for item in _several(scheduler)),
-        scalers=_several(scaler),
+        scalers=tuple(item for item in _several(scaler) if is_on(item)),
     )
     _tell_rank_of_call()
     asked_for = path if path is not None else _of_this_launch(target, loader)

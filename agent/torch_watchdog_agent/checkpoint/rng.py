@@ -1,8 +1,8 @@
 """The states of every random number generator that a training draws from by itself.
 
 Owns capturing and putting back Python's `random`, numpy's global generator, torch's CPU generator and each CUDA generator. Never
-initialises CUDA, never synchronises with a device, never imports numpy or torch that the user has not imported. Generators that user
-code holds (`numpy.random.default_rng()`, `torch.Generator()`) are not known here.
+initialises CUDA, never synchronises with a device, never imports numpy or torch that the user has not imported. Of the generators that user
+code holds (`numpy.random.default_rng()`, `torch.Generator()`) only those are known that a caller names: a loader's `own`.
 """
 
 from __future__ import annotations
@@ -79,24 +79,27 @@ def _python_state() -> PythonState:
 
 
 class RngState(NamedTuple):
-    """One moment of all generators. `numpy` and `torch_cpu` are None where the library was not there; `cuda` is empty without CUDA."""
+    """One moment of all generators. `numpy` and `torch_cpu` are None where the library was not there; `cuda` is empty without CUDA; `own` are a loader's."""
 
     python: PythonState
     numpy: Mapping[str, Any] | None = None
     torch_cpu: Any = None
     cuda: tuple[Any, ...] = ()
+    own: tuple[Any, ...] = ()
 
     @classmethod
-    def capture(cls) -> Self:
+    def capture(cls, own: Sequence[Any] = ()) -> Self:
         """Take the present state. Numpy's is spelled out, in 35 us, only where its generator was used since the last call."""
         torch = sys.modules.get("torch")
         if torch is None:
             return cls(_python_state(), _numpy_state())
         cuda = _cuda_states(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
-        return tuple.__new__(cls, (_python_state(), _numpy_state(), torch.default_generator.get_state(), cuda))
+        return tuple.__new__(
+            cls, (_python_state(), _numpy_state(), torch.default_generator.get_state(), cuda, tuple([one.get_state() for one in own]))
+        )
 
-    def restore(self) -> None:
-        """Put every generator back to this state. CUDA states wait for CUDA's own initialisation where it has not happened yet."""
+    def restore(self, own: Sequence[Any] = ()) -> None:
+        """Put every generator back to this state, `own` where as many were captured. CUDA states wait for CUDA's own initialisation where that is to come."""
         random.setstate(self.python.spelled())
         if self.numpy is not None:
             _set_numpy_state(self.numpy)
@@ -106,6 +109,8 @@ class RngState(NamedTuple):
             torch.default_generator.set_state(self.torch_cpu)
             for index, state in enumerate(self.cuda[: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(state, index)
+        for generator, state in zip(own, self.own, strict=True) if len(own) == len(self.own) else ():
+            generator.set_state(state)
 
     def to_parts(self, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split into (JSON-able dict, tensors by name), the names beginning with `prefix`."""
@@ -113,12 +118,18 @@ class RngState(NamedTuple):
 
         version, words, gauss = self.python.spelled()
         tensors: dict[str, Any] = {f"{prefix}.python": torch.tensor(words, dtype=torch.int64)}
-        plain: dict[str, Any] = {"python": {"version": version, "gauss": gauss}, "numpy": None, "cuda": len(self.cuda)}
+        plain: dict[str, Any] = {
+            "python": {"version": version, "gauss": gauss},
+            "numpy": None,
+            "cuda": len(self.cuda),
+            "own": len(self.own),
+        }
         if self.numpy is not None:
             plain["numpy"] = _without_arrays(self.numpy, f"{prefix}.numpy", tensors)
         if self.torch_cpu is not None:
             tensors[f"{prefix}.torch"] = self.torch_cpu
         tensors |= {f"{prefix}.cuda.{index}": state for index, state in enumerate(self.cuda)}
+        tensors |= {f"{prefix}.own.{index}": state for index, state in enumerate(self.own)}
         return plain, tensors
 
     @classmethod
@@ -132,6 +143,7 @@ class RngState(NamedTuple):
             numpy=None if numpy is None else _with_arrays(numpy, tensors),
             torch_cpu=tensors.get(f"{prefix}.torch"),
             cuda=tuple(tensors[f"{prefix}.cuda.{index}"] for index in range(plain["cuda"])),
+            own=tuple(tensors[f"{prefix}.own.{index}"] for index in range(plain.get("own", 0))),  # 0.1 did not keep them at first
         )
 
 

@@ -52,7 +52,8 @@ class Subjects:
         self._schedulers.add(scheduler)
 
     def scaler_seen(self, scaler: Any) -> None:
-        self._scalers.add(scaler)
+        if is_on(scaler):
+            self._scalers.add(scaler)
 
     def model_seen(self, module: Any) -> None:
         self._models.add(bare_model(module))
@@ -139,6 +140,11 @@ def bare_model(module: Any) -> Any:
             module = module._orig_mod
         else:
             return module
+
+
+def is_on(scaler: Any) -> bool:
+    """False for `GradScaler(enabled=False)`, which has no state: a script may hand it to restore() or not."""
+    return bool(getattr(scaler, "_enabled", True))
 
 
 def inner_optimizer(optimizer: Any) -> Any:

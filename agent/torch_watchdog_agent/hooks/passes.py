@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
-from torch_watchdog_agent.hooks import elsewhere
+from torch_watchdog_agent.hooks import elsewhere, own_order
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import watch_collections
@@ -58,8 +58,9 @@ def begin(loader: Any) -> Pass:
         return Pass()
     resume = _to_resume(stand)
     if resume is not None and resume.rng_at_iter is not None:
-        resume.rng_at_iter.restore()
-        stand.rng_at_iter = resume.rng_at_iter
+        resume.rng_at_iter.restore(stand.track.generators)
+        own_order.set_count(loader, resume.count_at_iter)
+        stand.rng_at_iter, stand.count_at_iter = resume.rng_at_iter, resume.count_at_iter
     return Pass(stand=stand, total=_length(loader))
 
 
@@ -97,7 +98,9 @@ def _begun(loader: Any) -> Stand | None:
         watch_collections()
     track.begun += 1
     _look_for_tokenizer(here, loader, track)
-    return Stand(track, number=track.begun, epoch=track.epoch, rng_at_iter=RngState.capture())
+    track.generators = own_order.generators_of(loader)
+    at_iter = RngState.capture(track.generators)
+    return Stand(track, number=track.begun, epoch=track.epoch, rng_at_iter=at_iter, count_at_iter=own_order.count_of(loader))
 
 
 def _look_for_tokenizer(here: Any, loader: Any, track: Track) -> None:

@@ -33,6 +33,8 @@ class Track:
     """One loader. `epoch`: how many of its passes the training has used. `begun` numbers all. `resume`: where the next one that it uses goes on, and
     `again` what is to be done there.
 
+    `generators` are the loader's own.
+
     `dataset`: its data set's name in a quarantine file. `in_turn`: between batches of one of its passes the training trains on those of another.
     """
 
@@ -43,6 +45,7 @@ class Track:
     again: Callable[[], None] | None = None
     looked_for_tokenizer: bool = False
     in_turn: bool = False
+    generators: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +61,7 @@ class Stand:
     batches: int = 0
     taken: int = 0
     rng_at_iter: Any = None
+    count_at_iter: int | None = None
     outer: Stand | None = None
     is_resumed: bool = False
     is_used: bool = False
@@ -132,7 +136,7 @@ def over(stand: Stand) -> None:
 def training_place(*, again: int = 0) -> Place:
     """Where the training's loader stands, where no loader was seen: at the very start. `again`: so many of its last batches are to come again."""
     at = _followed
-    return START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn)
+    return START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn, at.count_at_iter)
 
 
 def training_position() -> LoaderPosition:

@@ -15,6 +15,7 @@ from torch_watchdog_agent.checkpoint import restore
 from torch_watchdog_agent.checkpoint.errors import RestoreError
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.hooks import loader as loader_hooks
+from torch_watchdog_agent.hooks import own_order
 
 RANDOM = RngState.capture()
 
@@ -90,3 +91,46 @@ def test_a_scheduler_that_cannot_be_put_back_is_said_and_breaks_no_loop(
     assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None
     assert len(list(loader)) == 1
     assert "could not be put back to where the checkpoint has it (ValueError: no such group)" in capfd.readouterr().err
+
+
+def shuffling(kind: str) -> Any:
+    """A loader as a new process of the same script makes it."""
+    torch.manual_seed(5)
+    rows = TensorDataset(torch.arange(16.0))
+    if kind == "torch":
+        return DataLoader(rows, batch_size=1, shuffle=True, generator=torch.Generator().manual_seed(3))
+    if kind == "sampler":
+        sampler = torch.utils.data.WeightedRandomSampler(torch.ones(16), 16, generator=torch.Generator().manual_seed(3))
+        return DataLoader(rows, batch_size=1, sampler=sampler)
+    from accelerate import PartialState
+    from accelerate.data_loader import prepare_data_loader
+
+    PartialState(cpu=True)
+    seedable = kind == "accelerate, seedable"
+    made = DataLoader(rows, batch_size=1, shuffle=True)
+    try:
+        return prepare_data_loader(made, num_processes=2, process_index=0, put_on_device=False, use_seedable_sampler=seedable, data_seed=5)
+    finally:
+        PartialState._reset_state()
+
+
+@pytest.mark.parametrize("kind", ["torch", "sampler", "accelerate", "accelerate, seedable"])
+def test_a_loader_that_draws_its_order_by_itself_goes_on_in_that_of_its_epoch(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made anew, as it was before the first epoch, and the checkpoint is of the second: that had come again in the first one's order."""
+    whole = shuffling(kind)
+    first = [batch.item() for (batch,) in whole]
+    begins = {"rng_at_iter": RngState.capture(own_order.generators_of(whole)), "count_at_iter": own_order.count_of(whole)}
+    second, third = ([batch.item() for (batch,) in whole] for _ in range(2))
+    assert first != second != third
+    model, optimizer, _, path = saved(tmp_path, monkeypatch, epoch=1, batches=3, **begins)
+    again = shuffling(kind)
+    assert restore(model=model, optimizer=optimizer, loader=again, path=path) is not None
+    assert [[batch.item() for (batch,) in again] for _ in range(2)] == [second[3:], third]
+
+
+@pytest.mark.parametrize("given", [{}, {"scaler": torch.amp.GradScaler("cpu", enabled=False)}])
+def test_a_scaler_that_is_turned_off_may_be_named_or_not(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
+    assert restore(model=model, optimizer=optimizer, loader=loader, path=path, **given) is not None

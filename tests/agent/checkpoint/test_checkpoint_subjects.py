@@ -101,3 +101,11 @@ def test_nothing_is_kept_alive() -> None:
 
 def test_what_is_not_covered_is_named() -> None:
     assert any("EMA copies" in line for line in Subjects().not_covered())
+
+
+def test_a_scaler_that_is_turned_off_is_no_state_that_must_be_handed_back() -> None:
+    subjects = Subjects()
+    scalers = torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu")
+    for scaler in scalers:
+        subjects.scaler_seen(scaler)
+    assert subjects.scalers() == scalers[1:]
