@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_watchdog_agent.config import PID_MARK, AgentConfig
+from torch_watchdog_agent.config import PID_MARK, RANKS_MARK, AgentConfig
 from torch_watchdog_agent.say import Voice
 
 if TYPE_CHECKING:  # what only annotations need is not paid for in every Python of a launch
@@ -28,6 +28,8 @@ def activate() -> None:
     say = Voice()
     try:
         config = AgentConfig.from_env(os.environ)
+        if os.environ.pop(RANKS_MARK, None) is not None and "LOCAL_RANK" in os.environ:  # on one node they are the same
+            os.environ.setdefault("RANK", os.environ["LOCAL_RANK"])
         if config is not None and is_rank(config, os.environ, pid=os.getpid(), parent_pid=os.getppid()):
             _become_rank(config, say)
     except Exception as error:  # noqa: BLE001  whatever it is: the training must not notice

@@ -12,10 +12,11 @@ if TYPE_CHECKING:  # what only annotations need is not paid for in every Python 
 
     from torch_watchdog_proto.messages import Policy
 
-__all__ = ["ENVIRONMENT", "PID_MARK", "AgentConfig", "ConfigError"]
+__all__ = ["ENVIRONMENT", "PID_MARK", "RANKS_MARK", "AgentConfig", "ConfigError"]
 
 ENVIRONMENT = "TORCH_WATCHDOG_AGENT"
 PID_MARK = "TORCH_WATCHDOG_PID"  # set to the pid that became a rank: its children inherit RANK, and must not become ranks too
+RANKS_MARK = "TORCH_WATCHDOG_RANKS"  # set while a rank starts the other ranks of its node by itself, which are told LOCAL_RANK and no RANK
 
 
 class ConfigError(ValueError):

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from torch_watchdog_agent import keeper
@@ -57,6 +58,12 @@ class ControlLine:
         self.connected = False
         self._on_lost = lambda: None
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """In the rank itself, which is none any more: the node process hears so. Closing alone does not wake a thread that waits there."""
+        self.connected, self._on_lost = False, lambda: None
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _listen(self) -> None:
         decoder = Decoder()

@@ -184,6 +184,12 @@ class Rank:
         if self.line is not None:
             self.line.forget()
 
+    def hang_up(self) -> None:
+        """This process turned out to be no rank of ours: it trains on as without us."""
+        self.history.forget()
+        if self.line is not None:
+            self.line.hang_up()
+
     @property
     def guarding(self) -> bool:
         """False where nobody could be told: then a bad batch takes its course as without us."""

@@ -65,6 +65,17 @@ def in_watched_python(code: str, folder: Path) -> list[str]:
     return (done.stdout + done.stderr).splitlines()
 
 
+@pytest.mark.parametrize(("ranks", "printed"), [({"TORCH_WATCHDOG_RANKS": "1"}, "1 False"), ({}, "None False")])
+def test_a_process_that_a_rank_starts_as_another_rank_is_told_its_number(
+    ranks: dict[str, str], printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning tells LOCAL_RANK only; what it starts itself is not meant by the sign any more."""
+    for name, value in ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"} | ranks).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RANK", raising=False)
+    assert in_watched_python("import os; print(os.environ.get('RANK'), 'TORCH_WATCHDOG_RANKS' in os.environ)", tmp_path) == [printed]
+
+
 def test_a_python_that_never_imports_torch_does_not_pay_for_the_hooks(tmp_path: Path) -> None:
     loaded = "print(*(name for name in sys.modules if name.partition('.')[0] in ('wrapt', 'asyncio', 'torch_watchdog_proto')))"
     assert in_watched_python(f"import sys; {loaded}", tmp_path) == [""]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,19 @@ def test_lightning_takes_the_checkpoint_by_ckpt_path(tmp_path: Path) -> None:
     assert resumed.code == 0, resumed.err
     left = [line.replace(f"after step {incident['step'] - 1}", "begins") for line in stopped.lines(f"after step {incident['step'] - 1} ")]
     assert len(left) == 2 and resumed.lines("begins at") == left
+
+
+def test_lightning_that_starts_its_ranks_by_itself_is_watched_as_under_torchrun(tmp_path: Path) -> None:
+    """`python train.py` with `devices=2`: rank 0 is the command's own process, which had been taken for the only one; the bad sample is the other's."""
+    train = [sys.executable, *script("train_lightning.py"), "--bad", str(BAD)]
+    stopped = launch(tmp_path, [*watchdog("--job", "bad"), *train])
+    assert stopped.code == 65, stopped.err
+    (incident,) = stopped.incidents
+    assert (incident["origin"]["rank"], incident["step"], checkpoint_of(stopped)["committed"]) == (1, 5, True)
+    resume = next(line for line in stopped.err.splitlines() if "[torch-watchdog]   resume " in line)
+    resumed = launch(tmp_path, [*watchdog("--job", "again"), *shlex.split(resume.split("  resume ")[1])[1:]])
+    assert resumed.code == 0, resumed.err
+    left = [line.replace("after step 4", "begins") for line in stopped.lines("after step 4 ")]
+    assert len(left) == 2 and resumed.lines("begins at") == left
+    reference = launch(tmp_path, [*train[:2], "--instead", str(BAD)])
+    assert resumed.lines("after step 11 ") == reference.lines("after step 11 ")

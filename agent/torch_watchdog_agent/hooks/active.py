@@ -25,7 +25,7 @@ from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_agent.turned_off import turned_off
 
-__all__ = ["arm", "guarded", "is_training_thread", "made_rank", "rank"]
+__all__ = ["arm", "disown", "guarded", "is_training_thread", "launch_config", "made_rank", "rank"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -105,6 +105,24 @@ def _begin() -> Rank | None:
 def made_rank() -> Rank | None:
     """The rank of this process on any thread, once the main thread has made it."""
     return _rank
+
+
+def launch_config() -> AgentConfig | None:
+    """What the launch has told this process; None where it is not to be a rank. Makes none."""
+    return _config
+
+
+def disown(why: str, instead: str, *, even_unmade: bool) -> bool:
+    """This process turned out to be one of several ranks that nobody told us of: from now on it is none of ours, which is said. False where it is none yet."""
+    global _config, _rank
+    was, told = _rank, _config
+    if told is None or (was is None and not even_unmade):
+        return False
+    _config, _rank = None, None
+    _say(f"{why}: they train on without the watchdog ({instead})")
+    if was is not None:
+        was.hang_up()
+    return True
 
 
 def is_training_thread() -> bool:

@@ -59,6 +59,10 @@ HOOKS = {
     "pytorch_lightning.loops.fetchers": "lightning",
     "lightning.pytorch.loops.fit_loop": "lightning_resume",
     "pytorch_lightning.loops.fit_loop": "lightning_resume",
+    "lightning.pytorch.strategies.launchers.subprocess_script": "lightning_launch",
+    "pytorch_lightning.strategies.launchers.subprocess_script": "lightning_launch",
+    "lightning.fabric.strategies.launchers.subprocess_script": "lightning_launch",
+    "lightning_fabric.strategies.launchers.subprocess_script": "lightning_launch",
     "lightning.pytorch.trainer.trainer": "lightning_trainer",
     "pytorch_lightning.trainer.trainer": "lightning_trainer",
 }

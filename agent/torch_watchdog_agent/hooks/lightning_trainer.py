@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.active import guarded, launch_config
 
 __all__ = ["patch"]
 
@@ -36,6 +37,6 @@ def patch(module: ModuleType) -> None:
 def _asked() -> str | None:
     from torch_watchdog_agent.checkpoint.by_lightning import FILE
 
-    here = rank()
-    path = None if here is None else here.resume.holding(FILE)
-    return None if path is None else str(path / FILE)
+    config = launch_config()  # not the rank: how many there are is known only once Lightning has started the others
+    path = None if config is None or config.resume is None else Path(config.resume) / FILE
+    return str(path) if path is not None and path.is_file() else None
