@@ -46,6 +46,14 @@ class Preemption:
             signal.signal(number, self._on_signal)
         return taken
 
+    def take(self, number: signal.Signals) -> None:
+        """In the place of a handler that somebody else's library has put there for everybody."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, self._on_signal)
+
+    def is_its_own(self, handler: object) -> bool:
+        return handler == self._on_signal
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
         if signal.getsignal(number) != self._on_signal:
             return  # called on by a handler that came after us: the signal is that one's

@@ -114,7 +114,7 @@ class Rank:
         self._gates_seen = self._trains_in_eval = False
         self.at_gate, self._not_finite = AtGate(self), NotFinite(self)
         self._loss_is_under_way = False
-        self._preemption = self._preempted()
+        self.preemption = self._preempted()
         self.resume = AskedResume(
             config.resume, Path(config.run_dir), attempt=identity.attempt, speaks=identity.rank == 0, say=self.say
         )  # fmt: skip
@@ -165,8 +165,8 @@ class Rank:
         if self.scan is not None:
             self.scan.ended()
         self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
-        if self._preemption is not None and not self._leaving:
-            self._preemption.at_end()
+        if self.preemption is not None and not self._leaving:
+            self.preemption.at_end()
 
     def resumed(self, path: Path, *, updates_applied: int) -> None:
         """The training goes on from the checkpoint at `path`: what was left out before stays out."""

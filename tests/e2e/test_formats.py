@@ -147,3 +147,21 @@ def test_lightning_that_starts_its_ranks_by_itself_is_watched_as_under_torchrun(
     assert len(left) == 2 and resumed.lines("begins at") == left
     reference = launch(tmp_path, [*train[:2], "--instead", str(BAD)])
     assert resumed.lines("after step 11 ") == reference.lines("after step 11 ")
+
+
+def test_lightning_that_is_told_to_end_saves_and_stops_as_any_other(tmp_path: Path) -> None:
+    """Its `fit()` installs a handler of its own, which ends the training and saves nothing. Only the stop ends so many epochs."""
+    train = script("train_lightning.py", "--told", 1, 4, "--epochs", 2000)
+    stopped = launch(tmp_path, [*watchdog("--job", "told"), *torchrun(*train)])
+    assert stopped.code == 143, stopped.err
+    checkpoint = checkpoint_of(stopped)
+    assert (checkpoint["format"], checkpoint["committed"]) == ("lightning", True)
+
+
+def test_a_handler_that_a_script_has_beside_lightnings_wins(tmp_path: Path) -> None:
+    """As ever then: Lightning calls it, and ends the training behind that batch."""
+    train = script("train_lightning.py", "--told", 0, 4, "--handler")
+    run = launch(tmp_path, [*watchdog("--job", "told"), *torchrun(*train, ranks=1)])
+    assert run.lines("the script's own handler") == ["the script's own handler"]
+    assert run.lines("after step 4 ") and not run.lines("after step 5 ")
+    assert not list(run.run_dir.glob("checkpoints/*"))

@@ -63,6 +63,8 @@ HOOKS = {
     "pytorch_lightning.strategies.launchers.subprocess_script": "lightning_launch",
     "lightning.fabric.strategies.launchers.subprocess_script": "lightning_launch",
     "lightning_fabric.strategies.launchers.subprocess_script": "lightning_launch",
+    "lightning.pytorch.trainer.connectors.signal_connector": "lightning_signals",
+    "pytorch_lightning.trainer.connectors.signal_connector": "lightning_signals",
     "lightning.pytorch.trainer.trainer": "lightning_trainer",
     "pytorch_lightning.trainer.trainer": "lightning_trainer",
 }

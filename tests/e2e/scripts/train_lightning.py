@@ -41,20 +41,21 @@ class Rows(Dataset):
 
 
 class Net(lightning.LightningModule):
-    def __init__(self, never: int | None, dies: list[int] | None = None, dropout: float = 0.3) -> None:
+    def __init__(self, never: int | None, signals: tuple[tuple[int, int, int], ...] = (), dropout: float = 0.3) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, 8)
         self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(8, CLASSES)
-        self.never, self.leaves_out, self.dies = never, False, dies
+        self.never, self.leaves_out, self.signals = never, False, signals
 
     @property
     def num_steps(self) -> int:
         return self.global_step
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        if self.dies == [self.global_rank, self.num_steps]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        for rank, step, number in self.signals:
+            if (rank, step) == (self.global_rank, self.num_steps):
+                os.kill(os.getpid(), number)
         return nn.functional.cross_entropy(self.head(self.drop(self.table(batch["ids"]).mean(1))), batch["labels"])
 
     def optimizer_step(self, epoch: int, number: int, optimizer: torch.optim.Optimizer, closure: Callable[[], object]) -> None:
@@ -128,6 +129,8 @@ def main() -> None:
     parser.add_argument("--never", type=int)
     parser.add_argument("--instead", type=int)
     parser.add_argument("--dies", type=int, nargs=2, help="a rank, and after how many steps it is killed")
+    parser.add_argument("--told", type=int, nargs=2, help="a rank, and after how many steps it gets a SIGTERM")
+    parser.add_argument("--handler", action="store_true", help="the script has one of its own for that")
     parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--by-hand", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
@@ -136,11 +139,15 @@ def main() -> None:
     torch.set_num_threads(1)
     lightning.seed_everything(7, verbose=False)
     trainer = lightning.Trainer(
-        accelerator="gpu" if ON_GPU else "cpu", devices=2, strategy="ddp", max_epochs=args.epochs, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
+        accelerator="gpu" if ON_GPU else "cpu", devices=int(os.environ.get("WORLD_SIZE", "2")), strategy="ddp", max_epochs=args.epochs,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True, collate_fn=Collate(args.instead))
-    module = (ByHand if args.by_hand else Net)(args.never, None if args.ckpt else args.dies, args.dropout)
+    if args.handler:
+        signal.signal(signal.SIGTERM, lambda *_: say("the script's own handler"))
+    meant = ((args.dies, signal.SIGKILL), (args.told, signal.SIGTERM)) if not args.ckpt else ()
+    signals = tuple((*place, number) for place, number in meant if place)
+    module = (ByHand if args.by_hand else Net)(args.never, signals, args.dropout)
     trainer.fit(module, loader, ckpt_path=args.ckpt)
     torch.distributed.destroy_process_group()
     time.sleep(0.5)  # gloo's threads end first: an exit in between aborts the process now and then, without us too
