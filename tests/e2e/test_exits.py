@@ -20,9 +20,9 @@ TABLE = (
     ("rank", "256", "rank.exception", r"SystemExit: 256 at .*exits\.py:\d+", ""),
     ("rank", "text", "rank.exception", r"SystemExit: no disk at .*exits\.py:\d+", ""),
     ("rank", "SystemExit", "rank.exception", r"ended with exit code 3", ""),
-    ("rank", "none", "rank.desync", r"it ended well while ranks 0 still had steps to do", ""),
-    ("rank", "torn-down", "rank.desync", r"it ended well while ranks 0 still had steps to do", ""),
-    ("rank", "now-0", "rank.desync", r"it ended well while ranks 0 still had steps to do", ""),
+    ("rank", "none", "rank.desync", r"it ended well while rank 0 still had steps to do", ""),
+    ("rank", "torn-down", "rank.desync", r"it ended well while rank 0 still had steps to do", ""),
+    ("rank", "now-0", "rank.desync", r"it ended well while rank 0 still had steps to do", ""),
     (
         "worker",
         "raise",

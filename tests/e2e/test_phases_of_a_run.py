@@ -18,5 +18,5 @@ def test_a_checkpoint_that_takes_its_time_is_no_hang(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (ended.run_dir / "events.jsonl").read_text().splitlines()]
     late = [one for one in events if one["kind"] == "rank.late"]
     assert [one["rank"] for one in late] == [0]
-    assert "ranks (1,) wait for rank 0: it is not in a collective: it writes a checkpoint, in File" in late[0]["text"]
+    assert "rank 1 waits for rank 0: it is not in a collective: it writes a checkpoint, in File" in late[0]["text"]
     assert "in save_checkpoint" in late[0]["text"]

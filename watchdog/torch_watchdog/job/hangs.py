@@ -16,6 +16,7 @@ from typing import Any
 from torch_watchdog.job.first_failure import ASKED_FOR_S
 from torch_watchdog.job.standstill import AWAY, Place, Split, elsewhere, silence, split
 from torch_watchdog.rules.limits import HangLimits, limits_of
+from torch_watchdog.rules.named import named
 from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import Looked
 
@@ -40,8 +41,8 @@ class Hung:
 
     @property
     def words(self) -> str:
-        names = ", ".join(map(str, self.ranks))
-        return f"ranks {self.waiting} wait for rank {names}: {self.why}" if self.waiting else f"ranks {names}: {self.why}"
+        waits = "wait" if len(self.waiting) > 1 else "waits"
+        return f"{named(self.waiting)} {waits} for {named(self.ranks)}: {self.why}" if self.waiting else f"{named(self.ranks)}: {self.why}"
 
 
 class HangWatch:

@@ -15,6 +15,7 @@ from torch_watchdog.job.standstill import STOPPED
 from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
 from torch_watchdog.rules.loader_died import LoaderDeath, loader_death
+from torch_watchdog.rules.named import named
 
 __all__ = ["Files", "Verdict", "judge"]
 
@@ -83,9 +84,8 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = 
 
 
 def _where(first: FirstFailure) -> str:
-    ranks = [str(end.rank) for end in first.culprits]
     end = first.culprits[0]
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:-1])} and {ranks[-1]} (nothing tells which was first)"
+    who = named([one.rank for one in first.culprits]) + (" (nothing tells which was first)" if len(first.culprits) > 1 else "")
     return who + ("" if end.step is None else f", in step {end.step}")
 
 
@@ -138,7 +138,7 @@ def _worker_died(end: RankEnd, where: str, death: LoaderDeath) -> Verdict:
 
 def _skipped(first: FirstFailure, where: str) -> Verdict:
     end = first.culprits[0]
-    others = f"ranks {', '.join(map(str, first.victims[:8]))}" if len(first.victims) > 1 else f"rank {first.victims[0]}"
+    others = named(first.victims)
     return Verdict(
         kind="rank.desync",
         severity="critical",
@@ -151,13 +151,13 @@ def _skipped(first: FirstFailure, where: str) -> Verdict:
 
 def _desync(first: FirstFailure, where: str) -> Verdict:
     end = first.culprits[0]
-    others = ", ".join(map(str, first.victims[:8]))
+    others = named(first.victims)
     how = f"and was ended by {signal_name(end.signal)} on its way out" if end.torn_down else "with exit code 0"
     return Verdict(
         kind="rank.desync",
         severity="critical",
-        summary=f"{where}: it ended well while ranks {others} still had steps to do",
-        cause=f"rank {end.rank} came to its end, {how}, in an earlier step than ranks {others}, whose next collective then had no partner",
+        summary=f"{where}: it ended well while {others} still had steps to do",
+        cause=f"rank {end.rank} came to its end, {how}, in an earlier step than {others}, whose next collective then had no partner",
         fix="give every rank the same number of batches: drop_last, a DistributedSampler, or DDP's join(); or find the exit with status 0 that only this "
         "rank takes: sys.exit(), os._exit(0)",
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from torch_watchdog.rules.named import named
 from torch_watchdog.rules.sign import Severity, Sign
 from torch_watchdog.rules.streams import GpuStream
 
@@ -29,5 +30,4 @@ def sign_of(
 
 def _who(gpu: GpuStream, ranks: tuple[int, ...]) -> str:
     """`GPU 3 of node-7 (rank 3)`: by the node's own number, whatever CUDA_VISIBLE_DEVICES made of it in the rank."""
-    on_it = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return f"GPU {gpu.newest.index} of {gpu.node} ({on_it})"
+    return f"GPU {gpu.newest.index} of {gpu.node} ({named(ranks)})"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch_watchdog.rules.named import named
 from torch_watchdog_proto.messages import StepBlock
 
 __all__ = ["Divergence", "NotFinite", "first_of", "not_finite", "patience_s", "training_losses"]
@@ -82,7 +83,7 @@ class Divergence:
     def summary(self) -> str:
         step, loss = self.first.step, self.first.loss
         if self.first.is_gradient:
-            who = f"all {len(self.ranks)} ranks" if self.everywhere else _named(self.ranks)
+            who = f"all {len(self.ranks)} ranks" if self.everywhere else named(self.ranks)
             what = (
                 "the gradients"
                 if not self.first.is_of_shard
@@ -93,7 +94,7 @@ class Divergence:
             return f"{who}, step {step}: the norm of {what} is {loss}, the losses were finite"
         if self.everywhere:
             return f"step {step}: the loss is not finite on any of {len(self.ranks)} ranks ({loss} on rank {self.first.rank})"
-        more = f", and not finite on {_named(self.ranks[1:])}" if len(self.ranks) > 1 else ""
+        more = f", and not finite on {named(self.ranks[1:])}" if len(self.ranks) > 1 else ""
         return f"rank {self.first.rank}, step {step}: the loss is {loss}{more}"
 
     @property
@@ -101,12 +102,12 @@ class Divergence:
         if self.first.is_gradient:
             made = f"backward made a gradient that is not finite at step {self.first.step} out of losses that were"
             spoils = "an update with it spoils every parameter"
-            shared = f"it lies in the shard of {_named(self.ranks)}, and any rank's batch may have made it, for gradients are summed before they are sharded"
+            shared = f"it lies in the shard of {named(self.ranks)}, and any rank's batch may have made it, for gradients are summed before they are sharded"
             return f"{made}: {shared if self.first.is_of_shard and not self.everywhere else spoils}"
         if self.everywhere:
             return f"every rank's loss was not finite in the same step {self.first.step}: what the ranks share went wrong before, and no one rank's batch"
         if len(self.ranks) > 1:
-            return f"the losses of {_named(self.ranks)} were not finite at step {self.first.step}, the others' were: the all-reduce then spreads it"
+            return f"the losses of {named(self.ranks)} were not finite at step {self.first.step}, the others' were: the all-reduce then spreads it"
         return f"the loss of rank {self.first.rank} was {self.first.loss} at step {self.first.step}, before any other rank's: the all-reduce then spreads it"
 
     @property
@@ -131,9 +132,3 @@ def first_of(found: Sequence[NotFinite], *, seen_steps: Mapping[int, int | None]
         return None
     ranks = tuple(sorted({one.rank for one in found if one.step == first.step and one.is_gradient == first.is_gradient}))
     return Divergence(first=first, ranks=ranks, everywhere=len(ranks) > 1 and set(ranks) >= set(seen_steps))
-
-
-def _named(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
