@@ -126,6 +126,9 @@ def _place_of(stored: Stored, free: Mapping[str, Mapping[str, Shape]], live: Map
         if names is not None:
             return place, names
     why = mismatch(next(iter(free.values()), {}), wanted)
+    if not free or not any(free.values()):
+        advice = "A model that no optimizer trains (an average, a teacher) is in none of ours: leave it out, and save it by yourself"
+        raise RestoreError(stored.path, "each model that it holds has been taken by those before this one", advice)
     raise RestoreError(
         stored.path, f"it holds another model: {why}", "Build the model as the run that saved it did, before calling restore()"
     )

@@ -81,7 +81,7 @@ def _stepped() -> bool:
 def attach(*, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
     """Names a model and an optimizer that no hook has seen yet: for module paths in a diagnosis, and for the checkpoint.
 
-    May be called again, where there are several.
+    A model that no optimizer trains (an average, a teacher) is not saved for it. May be called again, where there are several.
 
         model = build_model()
         optimizer = build_optimizer(model)

@@ -134,3 +134,12 @@ def test_a_loader_that_draws_its_order_by_itself_goes_on_in_that_of_its_epoch(
 def test_a_scaler_that_is_turned_off_may_be_named_or_not(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
     assert restore(model=model, optimizer=optimizer, loader=loader, path=path, **given) is not None
+
+
+def test_a_model_that_no_optimizer_trains_is_said_to_be_in_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average of the model, say: it has the same names and shapes."""
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
+    with pytest.raises(
+        RestoreError, match=r"has been taken by those before.*no optimizer trains \(an average, a teacher\) is in none of ours"
+    ):
+        restore(model=[model, torch.nn.Linear(2, 2)], optimizer=optimizer, loader=loader, path=path)
