@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import Ended, ended, launch, script, start, torchrun, until, watchdog
+from launching import BIN, Ended, ended, launch, script, start, torchrun, until, watchdog
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -99,6 +99,15 @@ def test_a_job_that_was_taken_off_its_machine_resumes_bit_identically(tmp_path: 
 def test_a_single_process_is_saved_too(tmp_path: Path) -> None:
     run = signalled(tmp_path, to_the_wrapper, signal.SIGUSR1, [sys.executable, *script("train.py", "--epochs", 40, "--meet", tmp_path)])
     assert run.code == 128 + signal.SIGUSR1, run.err
+    assert len(list((run.run_dir / "checkpoints").glob("*/COMMITTED"))) == 1
+
+
+def test_the_one_process_of_accelerate_is_saved_too_and_not_left_behind(tmp_path: Path) -> None:
+    """`accelerate launch` would end by SIGTERM, and its process train on without anybody."""
+    line = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
+    command = [*line, "--dynamo_backend", "no", *script("train.py", "--epochs", 40, "--meet", tmp_path)]
+    run = signalled(tmp_path, to_the_wrapper, signal.SIGTERM, command)
+    assert run.code == 128 + signal.SIGTERM, run.err
     assert len(list((run.run_dir / "checkpoints").glob("*/COMMITTED"))) == 1
 
 

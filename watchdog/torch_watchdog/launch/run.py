@@ -21,7 +21,7 @@ from torch_watchdog.errors import WatchdogError
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.places import here
-from torch_watchdog.launch.plan import AGENT_VARIABLE, is_launcher, ranks_asked_for
+from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, ended_by, summarise
 from torch_watchdog.launch.watch import Watch, open_watch
@@ -107,6 +107,7 @@ def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callabl
         pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask, ignored=tuple(instead))
     except OSError as error:
         return _cannot_start(watch.plan.command, error) << 8
+    instead |= _for_a_lone_rank(watch, pid)
 
     def noted(number: signal.Signals) -> None:
         came(number)
@@ -120,6 +121,18 @@ def _for_the_ranks_alone(watch: Watch) -> dict[signal.Signals, Callable[[], None
     if not watch.saves_on_signal or not is_launcher(watch.plan.command):
         return {}
     return {signal.SIGUSR1: lambda: watch.signal_ranks(signal.SIGUSR1)}
+
+
+def _for_a_lone_rank(watch: Watch, pid: int) -> dict[signal.Signals, Callable[[], None]]:
+    """`accelerate launch` would end by SIGTERM and leave the one process that it has started behind, training on: that gets it. To several it is passed on."""
+
+    def told() -> None:
+        if watch.ranks_heard() == 1:
+            watch.signal_ranks(signal.SIGTERM)
+        else:
+            signals.send(pid, signal.SIGTERM)
+
+    return {signal.SIGTERM: told} if watch.saves_on_signal and is_by_accelerate(watch.plan.command) else {}
 
 
 def _cannot_start(command: Sequence[str], error: OSError) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "exit_code_of",
     "pending_end",
     "replace_with",
+    "send",
     "spawn",
     "unblock_signals",
     "wait_forwarding",
@@ -95,10 +96,10 @@ def wait_forwarding(
         elif info.si_signo in FORWARDED:
             came(signal.Signals(info.si_signo))
             if not witness.saw(info.si_signo):
-                instead.get(signal.Signals(info.si_signo), functools.partial(_send, pid, info.si_signo))()
+                instead.get(signal.Signals(info.si_signo), functools.partial(send, pid, info.si_signo))()
 
 
-def _send(pid: int, number: int) -> None:
+def send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
