@@ -199,6 +199,23 @@ def test_the_incident_that_ended_the_job_is_told_before_a_graver_one_that_did_no
     assert summarise([skipped, stop], replace(END, exit_code=0))[0] == "job train-1 stopped on request (exit code 0)"
 
 
+def test_the_death_that_ended_the_job_is_told_before_a_skip_that_it_had_gone_on_after() -> None:
+    """And with it what was saved, and how to go on from there."""
+    skipped = INCIDENT | {
+        "time": "2026-01-31T00:00:00Z",
+        "action": INCIDENT["action"] | {"policy": "skip", "checkpoint": None, "exit_code": None},
+    }
+    died = INCIDENT | {
+        "kind": "rank.died",
+        "time": "2026-02-01T00:00:00Z",
+        "summary": "rank 0, in step 8: killed by SIGKILL",
+        "action": INCIDENT["action"] | {"policy": "rescue", "prevented": False, "exit_code": None},
+    }
+    lines = summarise([skipped, died], replace(END, exit_code=1, stopped_by_us=False))
+    assert "rank.died" in lines[0] and any(line.startswith("  resume") for line in lines)
+    assert "went on without the bad batch" in summarise([skipped, died], replace(END, exit_code=0, stopped_by_us=False))[0]
+
+
 def test_a_stop_that_was_taken_back_is_no_finding_of_a_job_that_went_on() -> None:
     taken_back = {
         "kind": "order.stop",

@@ -186,10 +186,11 @@ def first_to_tell(incidents: Sequence[Incident], *, ended_in: int | None = None)
     return min(incidents, key=lambda incident: _telling_order(incident, ended_in), default=None)
 
 
-def _telling_order(incident: Incident, ended_in: int | None) -> tuple[bool, bool, int, str]:
+def _telling_order(incident: Incident, ended_in: int | None) -> tuple[bool, bool, int, bool, str]:
     is_over = ended_in is not None and incident.get("attempt", ended_in) != ended_in
-    ended_the_job = (incident.get("action") or {}).get("exit_code") is not None
-    return is_over, not ended_the_job, _SEVERITIES.index(incident.get("severity", "info")), incident.get("time", "")
+    action = incident.get("action") or {}
+    ended_the_job, went_on = action.get("exit_code") is not None, ended_in is not None and action.get("policy") == "skip"
+    return is_over, not ended_the_job, _SEVERITIES.index(incident.get("severity", "info")), went_on, incident.get("time", "")
 
 
 def was_survived(incident: Incident, *, attempt: int, exit_code: int | None) -> bool:
