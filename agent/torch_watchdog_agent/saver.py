@@ -128,6 +128,8 @@ class Saver:
         rank.say(
             f"the daemon was gone before it could seal the checkpoint: every rank's part is whole, so it was sealed without it: {saved.path}"
         )
+        if finite:
+            rank.tell(word)  # for its node, which tells the end of the launch
         return finite
 
     def _discard(self, path: Path) -> None:

@@ -51,10 +51,11 @@ class NodeConfig:
 class JobOutcome:
     """How the job ended. `exit_code` None: the wrapped command's own code stands. `lines` are for the terminal, without the prefix.
 
-    `told`: the daemon has said so, and `incidents` are all that it found.
+    `told`: the daemon has said so, and `incidents` are all that it found. `sealed`: the checkpoint that ranks of this node have left behind, as theirs.
     """
 
     exit_code: int | None
     incidents: tuple[Mapping[str, Any], ...] = ()
     lines: tuple[str, ...] = ()
     told: bool = False
+    sealed: Mapping[str, Any] | None = None

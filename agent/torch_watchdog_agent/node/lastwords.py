@@ -6,8 +6,24 @@ exit code must not depend on that. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch_watchdog_agent.node.config import JobOutcome
-from torch_watchdog_proto.messages import EXIT_BAD_DATA, Commit, Hold, Left, Order, RankHello, RankMessage, Refused, Vetoed
+from torch_watchdog_proto.messages import (
+    EXIT_BAD_DATA,
+    Commit,
+    Committed,
+    Hold,
+    Left,
+    Order,
+    RankHello,
+    RankMessage,
+    Refused,
+    Saved,
+    Vetoed,
+    WriteCommitted,
+)
 
 __all__ = ["LastWords"]
 
@@ -18,6 +34,9 @@ class LastWords:
     def __init__(self) -> None:
         self._codes: dict[int, int] = {}  # generation -> the exit code of its Commit
         self._left: int | None = None
+        self._saved: dict[int, Saved] = {}  # generation -> what a rank has written for it
+        self._sealed: dict[int, Saved] = {}  # and of which a rank says that it is whole and sealed
+        self._not_good: set[int] = set()
         self._attempt = 0
         self._left_out: set[int] = set()  # steps: nothing failed of their batches
         self._found: dict[tuple[int, int], str] = {}
@@ -27,6 +46,8 @@ class LastWords:
             self._codes.pop(order.generation, None)  # of an attempt before this one
             if order.leave:
                 self._codes[order.generation] = order.exit_code
+        elif isinstance(order, WriteCommitted) and not order.good:
+            self._not_good.add(order.generation)
 
     def heard(self, message: RankMessage) -> None:
         if isinstance(message, RankHello):
@@ -35,20 +56,32 @@ class LastWords:
             self._left = message.generation
         elif isinstance(message, Vetoed):
             self._left_out.add(message.step)
+        elif isinstance(message, Saved) and message.error is None:
+            self._saved[message.generation] = message
+        elif isinstance(message, Committed) and message.error is None and message.generation in self._saved:
+            self._sealed[message.generation] = self._saved[message.generation]
         elif isinstance(message, Hold | Refused):
             self._found[message.rank, message.step] = f"rank {message.rank}, step {message.step}: {message.violation.summary}"
 
     def _begin_attempt(self, attempt: int) -> None:
         if attempt > self._attempt:
             self._attempt, self._codes, self._left, self._found, self._left_out = attempt, {}, None, {}, set()
+            self._saved, self._sealed, self._not_good = {}, {}, set()
 
     def left_with(self) -> int | None:
         """The exit code of the order that ranks of this node have left on: their keepers say 0."""
         return self._codes.get(self._left) if self._left is not None else None
+
+    def sealed(self) -> Mapping[str, Any] | None:
+        """The good checkpoint of the order that ranks of this node have left on, where one of them has sealed it."""
+        saved = None if self._left is None or self._left in self._not_good else self._sealed.get(self._left)
+        if saved is None:
+            return None
+        return {"path": saved.path, "updates_applied": saved.updates_applied, "format": saved.format, "committed": True, "finite": True}
 
     def outcome(self, exit_code: int, *, why: str) -> JobOutcome:
         """How the job ended, as far as it is known here. `why` there is no better answer becomes a line."""
         stopped = self.left_with()
         if stopped is None and exit_code != 0 and any(step not in self._left_out for _, step in self._found):
             stopped = EXIT_BAD_DATA  # a rank refused the batch and failed of it
-        return JobOutcome(exit_code=stopped, lines=(why, *list(self._found.values())[:4]))
+        return JobOutcome(exit_code=stopped, lines=(why, *list(self._found.values())[:4]), sealed=self.sealed())

@@ -95,7 +95,8 @@ class NodeWork:
         if answer is None:
             return JobOutcome(exit_code=None, lines=("the daemon had refused this launch: nothing was watched",))
         decided = self.last_words.left_with() if answer.exit_code is None else answer.exit_code
-        return JobOutcome(exit_code=decided, incidents=answer.incidents, lines=answer.lines, told=True)
+        sealed = self.last_words.sealed()
+        return JobOutcome(exit_code=decided, incidents=answer.incidents, lines=answer.lines, told=True, sealed=sealed)
 
     async def close(self) -> None:
         self._gpus.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_watchdog_agent.node.lastwords import LastWords
-from torch_watchdog_proto.messages import BatchFact, Commit, Hold, Left, RankHello, Vetoed, Violation
+from torch_watchdog_proto.messages import BatchFact, Commit, Committed, Hold, Left, RankHello, Saved, Vetoed, Violation, WriteCommitted
 
 VIOLATION = Violation(kind="batch.index_out_of_range", summary="ids[1] = 70", cause="c", fix="f", batch=BatchFact(key="ids"))
 HOLD = Hold(rank=1, step=4, micro_step=0, violation=VIOLATION)
@@ -12,7 +12,7 @@ HOLD = Hold(rank=1, step=4, micro_step=0, violation=VIOLATION)
 def words(*messages: object) -> LastWords:
     last = LastWords()
     for message in messages:
-        if isinstance(message, Commit):
+        if isinstance(message, Commit | WriteCommitted):
             last.told(message)
         else:
             last.heard(message)  # type: ignore[arg-type]
@@ -29,6 +29,17 @@ def test_what_ranks_have_left_on_is_known_where_the_daemon_is_a_new_one() -> Non
     commit = Commit(generation=3, veto=4, exit_code=65)
     assert words(HOLD, commit, Left(rank=0, generation=3, updates_applied=4)).left_with() == 65
     assert words(HOLD, commit).left_with() is None
+
+
+def test_what_ranks_have_sealed_before_they_left_is_known_where_no_daemon_says_so() -> None:
+    commit, left = Commit(generation=3, veto=4, exit_code=65), Left(rank=0, generation=3, updates_applied=4)
+    saved = Saved(rank=0, generation=3, updates_applied=4, path="/r/step-4", format="dcp")
+    sealed = words(HOLD, commit, saved, Committed(rank=0, generation=3), left).outcome(0, why="gone").sealed
+    assert sealed == {"path": "/r/step-4", "updates_applied": 4, "format": "dcp", "committed": True, "finite": True}
+    assert words(HOLD, commit, saved, left).sealed() is None
+    assert words(HOLD, commit, saved, Committed(rank=0, generation=3, error="full"), left).sealed() is None
+    not_good = WriteCommitted(generation=3, manifest={}, good=False)
+    assert words(HOLD, commit, saved, not_good, Committed(rank=0, generation=3), left).sealed() is None
 
 
 def test_a_rank_that_failed_of_a_bad_batch_makes_it_bad_data() -> None:

@@ -228,6 +228,16 @@ def test_a_stop_that_was_taken_back_is_no_finding_of_a_job_that_went_on() -> Non
     assert "order.stop" in summarise([taken_back], replace(end, exit_code=1))[0]
 
 
+def test_what_the_ranks_have_sealed_while_the_daemon_was_gone_is_there_to_go_on_from() -> None:
+    nothing = INCIDENT | {"action": INCIDENT["action"] | {"checkpoint": None}}
+    sealed = {"path": "/r/checkpoints/step-4", "updates_applied": 4, "committed": True, "finite": True, "format": "dcp"}
+    lines = summarise([nothing], replace(END, sealed=sealed))
+    assert any(line.startswith("  saved") and "step-4 (4 updates, verified)" in line for line in lines)
+    assert any(line.startswith("  resume") and "step-4" in line for line in lines) and not any("  again" in line for line in lines)
+    unknown = summarise([], replace(END, sealed=sealed, told=False))
+    assert "what was found is not known" in unknown[0] and [line.split()[0] for line in unknown[1:]] == ["saved", "resume"]
+
+
 def test_where_nothing_was_saved_the_next_run_leaves_the_sample_out() -> None:
     unsaved = INCIDENT | {"action": INCIDENT["action"] | {"checkpoint": None}}
     lines = summarise([unsaved], replace(END, quarantine="/home/a/watchdog_runs/train-1/quarantine.jsonl"))

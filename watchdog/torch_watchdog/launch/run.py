@@ -199,6 +199,7 @@ def _tell_end(
         unused_resume=watch.unused_resume(),
         restores=watch.restores(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
+        sealed=outcome.sealed,
     )
     has_lost_its_record = _guarded(watch.has_lost_its_record)
     _guarded(lambda: watch.write_end(end, _reason(outcome, status, end.signalled), world_size=last.world_size if last else 0))

@@ -85,6 +85,7 @@ class JobEnd:
     signalled: str = ""  # the signal from outside that asked for the end
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
+    sealed: Mapping[str, Any] | None = None  # a checkpoint that the ranks have sealed themselves, because the daemon was gone
 
 
 def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None) -> JobEnd | None:
@@ -128,7 +129,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     asked_for, found = _newest_asked_for(incidents), [found for found in incidents if found.get("kind") != "order.checkpoint"]
     first = first_to_tell(found, ended_in=end.attempt if end.exit_code else None)
     if first is None or _is_only_asked_for(first, end):
-        lines = [_nothing_found(end), *_saved_on_request(asked_for, end)]
+        lines = [_nothing_found(end), *(_sealed_by_ranks(end) or _saved_on_request(asked_for, end))]
     elif end.recorded_by:
         lines = [_headline(first, end)]
     else:
@@ -163,6 +164,14 @@ def _newest_asked_for(incidents: Sequence[Incident]) -> Mapping[str, Any]:
     made = [(found.get("action") or {}).get("checkpoint") or {} for found in incidents if found.get("kind") == "order.checkpoint"]
     good = [checkpoint for checkpoint in made if checkpoint.get("committed") and checkpoint.get("finite", True)]
     return max(good, key=lambda checkpoint: checkpoint.get("updates_applied", 0), default={})
+
+
+def _sealed_by_ranks(end: JobEnd) -> list[str]:
+    """Of a stop whose daemon was gone before it could say what came of it."""
+    if not end.stopped_by_us or not end.sealed:
+        return []
+    saved = f"  saved  {one_line(as_typed(end.sealed['path'], end.here))} ({checkpoint_state(end.sealed)})"
+    return [saved, *_resume_lines(end.sealed, end)]
 
 
 def _saved_on_request(checkpoint: Mapping[str, Any], end: JobEnd) -> list[str]:
@@ -311,7 +320,7 @@ def _where(bound: Mapping[str, Any], here: str) -> str:
 
 def _afterwards(incident: Incident, end: JobEnd, asked_for: Mapping[str, Any], *, others: int) -> list[str]:
     """What was saved, and what a person can type next."""
-    checkpoint = (incident.get("action") or {}).get("checkpoint") or {}
+    checkpoint = (incident.get("action") or {}).get("checkpoint") or (end.stopped_by_us and end.sealed) or {}
     path = as_typed(checkpoint.get("path") or "", end.here)
     lines = []
     if path:
