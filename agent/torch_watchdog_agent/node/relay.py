@@ -105,6 +105,8 @@ class Relay:
             raise FrameError("the first message of a rank is its hello")
         if not 0 <= first.rank < first.world_size:
             raise FrameError(f"there is no rank {first.rank} of {first.world_size}")
+        if any(attempt == first.attempt and one.hello.world_size != first.world_size for (attempt, _), one in self._ranks.items()):
+            raise FrameError(f"rank {first.rank} of {first.world_size} is of another world than those that are here")
         control_message(RankSaid(attempt=first.attempt, message=first))  # before it counts as here: its end is told up, too
         rank = _Rank(first, writer)
         key = (first.attempt, first.rank)

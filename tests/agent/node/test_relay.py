@@ -158,8 +158,9 @@ def test_an_order_reaches_its_rank_only(tmp_path: Path) -> None:
         encode(hello(-1)),
         encode(hello(2)),
         encode(replace(hello(1), pid=10**400)),
+        encode(replace(hello(0), world_size=1)),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_garbage_closes_its_own_connection_and_no_other(tmp_path: Path, garbage: bytes) -> None:
     async def scenario(ranks: Ranks) -> None:

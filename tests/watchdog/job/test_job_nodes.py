@@ -12,6 +12,7 @@ from torch_watchdog.job.events import (
     NodeJoined,
     NodeLeft,
     OrderRequested,
+    RankGone,
     RankSpoke,
     Refused,
     ReportCame,
@@ -167,6 +168,8 @@ def test_a_network_that_fails_for_a_while_ends_no_job() -> None:
 def test_an_elastic_launch_that_has_got_a_node_starts_anew_with_more_ranks_and_all_of_them_stop() -> None:
     """torchrun counts no restart then: the ranks of the new world have the number of the old attempt."""
     run = Run()
+    for rank in (0, 1):
+        run.handle(RankGone(attempt=0, rank=rank, pid=10 + rank))
     for node, rank in (("a", 0), ("b", 1), ("c", 2)):
         hello = m.RankHello(rank=rank, local_rank=0, world_size=3, pid=20 + rank, attempt=0, host=node, version="0.1.0")
         run.handle(RankSpoke(node=node, attempt=0, message=hello))
@@ -180,10 +183,14 @@ def test_what_a_rank_says_and_suffers_that_this_job_does_not_have_is_of_no_accou
     run = Run()
     hello = m.RankHello(rank=2, local_rank=0, world_size=2, pid=12, attempt=0, host="b", version="0.1.0")
     assert run.handle(RankSpoke(node="b", attempt=0, message=hello)) == ()
+    for rank in (0, 2):
+        other = m.RankHello(rank=rank, local_rank=0, world_size=8, pid=99, attempt=0, host="b", version="0.1.0")
+        assert run.handle(RankSpoke(node="b", attempt=0, message=other)) == ()
     run.rank_ends("b", 2, exit_code=1)
+    assert refusals(run.handle(ASKED)) == []
     run.leave("a")
     run.leave("b")
-    assert run.job.incidents == () and [rank.rank for rank in run.job.status().ranks] == [0, 1]
+    assert [found["kind"] for found in run.job.incidents] == ["order.stop"] and [rank.rank for rank in run.job.status().ranks] == [0, 1]
 
 
 def test_nobody_waits_for_the_goodbye_of_a_node_that_is_away() -> None:

@@ -102,7 +102,7 @@ class Attempt:
     def spoke(self, spoke: RankSpoke, now: float) -> Iterable[Effect]:
         """A rank's own word."""
         message = spoke.message
-        if self._is_stranger(message.rank):
+        if self._is_stranger(message.rank, message.world_size if isinstance(message, m.RankHello) else None):
             return ()
         effects: list[Effect] = []
         if isinstance(message, m.RankHello):
@@ -200,13 +200,14 @@ class Attempt:
         self._failures.command_ended(goodbye.exit_code, goodbye.signal)
         return effects
 
-    def is_of_another_size(self, world_size: int) -> bool:
-        """Whether a rank of that many cannot be one of these."""
-        return self._orders.are_possible and world_size != self.world_size
+    def gives_way_to(self, world_size: int) -> bool:
+        """Whether that many ranks may take the place of these: of another world, and none of this one is there any more."""
+        there = (rank for rank in self.ranks.values() if rank.alive and rank.node not in self._shared.away)
+        return self._orders.are_possible and world_size != self.world_size and not any(there)
 
-    def _is_stranger(self, rank: int) -> bool:
+    def _is_stranger(self, rank: int, world_size: int | None = None) -> bool:
         """A rank that this start of the launcher does not have: nothing that it says or suffers is of this job."""
-        return self._orders.are_possible and rank >= self.world_size
+        return self._orders.are_possible and (rank >= self.world_size or world_size not in (None, self.world_size))
 
     def _alive_on(self, node: str) -> list[int]:
         return [rank.rank for rank in self.ranks.values() if rank.node == node and rank.alive]

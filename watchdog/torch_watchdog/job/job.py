@@ -221,7 +221,7 @@ class Job:
         An elastic launch that has got or lost a node starts other ranks under the same number.
         """
         before = self._attempt
-        is_of_another_size = number == before.number and world_size > 0 and before.is_of_another_size(world_size)
+        is_of_another_size = number == before.number and world_size > 0 and before.gives_way_to(world_size)
         if number <= before.number and not is_of_another_size:
             return ()
         self._attempt = Attempt(number, self._shared, world_size=world_size or before.world_size)
