@@ -81,7 +81,7 @@ class LastWords:
 
     def outcome(self, exit_code: int, *, why: str) -> JobOutcome:
         """How the job ended, as far as it is known here. `why` there is no better answer becomes a line."""
-        stopped = self.left_with()
-        if stopped is None and exit_code != 0 and any(step not in self._left_out for _, step in self._found):
+        stopped, found = self.left_with(), [words for (_, step), words in self._found.items() if step not in self._left_out]
+        if stopped is None and exit_code != 0 and found:
             stopped = EXIT_BAD_DATA  # a rank refused the batch and failed of it
-        return JobOutcome(exit_code=stopped, lines=(why, *list(self._found.values())[:4]), sealed=self.sealed())
+        return JobOutcome(exit_code=stopped, lines=(why, *found[:4]), sealed=self.sealed())

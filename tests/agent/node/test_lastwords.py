@@ -57,6 +57,7 @@ def test_an_order_that_nobody_left_on_decides_nothing() -> None:
 def test_a_batch_that_was_skipped_long_ago_is_not_why_a_command_fails() -> None:
     skipped = words(HOLD, Commit(generation=1, veto=4, leave=False), Vetoed(rank=0, generation=1, step=4))
     assert skipped.outcome(137, why="gone").exit_code is None
+    assert skipped.outcome(137, why="gone").lines == ("gone",)
 
 
 def test_what_an_earlier_attempt_was_told_decides_nothing_of_a_later_one() -> None:

@@ -90,6 +90,50 @@ def test_a_batch_that_was_skipped_is_not_why_a_rank_fails_an_hour_later() -> Non
     assert run.end(1) is None
 
 
+def skip_on_both(run: Run, *, decided: bool) -> None:
+    """Both ranks hold a batch of the same step: the second is heard before that step's order is decided, or after."""
+    run.say(hold(1, 9))
+    if decided:
+        promise(run)
+    run.say(hold(0, 9))
+    if not decided:
+        promise(run)
+    for rank in (0, 1):
+        run.say(m.Vetoed(rank=rank, generation=newest(run, m.Prepare).generation, step=9))
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_bad_batches_of_two_ranks_in_one_step_are_over_with_its_skip(decided: bool) -> None:
+    """Found by reading: the second one waited for an order of its own for ever, so that a rank that was killed an hour later had died of bad data."""
+    run = trained("skip")
+    skip_on_both(run, decided=decided)
+    assert {incident["status"] for incident in run.incidents} == {"resolved"}
+    run.report(*(steps(rank, 10, [1.0] * 9) for rank in (0, 1)))
+    run.wait(3600)
+    lose_rank_1(run)
+    assert run.kinds == ["batch.index_out_of_range", "batch.index_out_of_range", "rank.died"]
+    assert run.end(1) is None
+
+
+def test_a_checkpoint_after_such_a_skip_is_an_order_of_its_own() -> None:
+    """It had been taken for the order of the second bad batch, and whoever had asked for it waited for its record in vain."""
+    run = trained("skip")
+    skip_on_both(run, decided=True)
+    run.handle(OrderRequested(kind="order.checkpoint", by="somebody", reason=""))
+    assert run.kinds[-1] == "order.checkpoint"
+
+
+def test_a_batch_that_an_earlier_daemon_was_told_of_is_over_with_the_skip_that_the_next_one_orders() -> None:
+    before = trained("skip")
+    before.say(hold(1, 9))
+    run = trained(run=Run("skip", incidents=before.incidents))
+    run.say(hold(1, 9))
+    promise(run)
+    for rank in (0, 1):
+        run.say(m.Vetoed(rank=rank, generation=newest(run, m.Prepare).generation, step=9))
+    assert [(incident["id"], incident["status"]) for incident in run.incidents] == [("1", "resolved")]
+
+
 def test_what_one_rank_saves_alone_takes_the_place_of_a_common_save_that_another_did_not_live_to_finish() -> None:
     run = trained()
     run.say(hold(0, 9))

@@ -36,6 +36,10 @@ _TOLD_ANEW = ("status", "severity", "summary", "step", "framework_step", "ranks_
 _MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
 
 
+def _is_of_one_step(held: Incident, other: Incident) -> bool:
+    return bool(other["action"]["prevented"]) and other["step"] == held["step"]
+
+
 def _was_skipped(found: Incident) -> bool:
     """Of one that an earlier daemon left on disk."""
     action = found["action"]
@@ -75,7 +79,10 @@ class Casebook:
         violation = found.violation
         if violation.kind == "activation.not_finite":
             return self._traced_back(found)
-        if len(self._incidents) >= _MAX_INCIDENTS or self._known(found) is not None:
+        known = self._known(found)
+        if known is not None and found.how == "held":
+            self._awaits_order(known)  # an earlier daemon was told first, whose order it was
+        if known is not None or len(self._incidents) >= _MAX_INCIDENTS:
             return None
         others = [rank for rank in range(world_size) if rank != found.rank] if violation.severity == "critical" else []
         noticed_only = found.how == "noticed" and self._policy != "observe"
@@ -88,9 +95,18 @@ class Casebook:
             made = build.with_reason(
                 made, "it could not be skipped: it was found inside the step, not before it (`watchdog contract` shows what is)"
             )
+        self._keep(made)
         if found.how == "held":
-            self._waiting.append(made["id"])
-        return self._keep(made)
+            self._awaits_order(made)
+        return made
+
+    def _awaits_order(self, held: Incident) -> None:
+        """A batch that is held: of the next order, or of the one under way that vetoes its step already."""
+        told = {owner for owners in (self._waiting, *self._of_order.values()) for owner in owners}
+        if held["id"] in told | self._over:
+            return
+        of_step = (owners for owners in self._of_order.values() if any(_is_of_one_step(held, self._incidents[owner]) for owner in owners))
+        next(of_step, self._waiting).append(held["id"])
 
     def _traced_back(self, found: Found) -> Incident | None:
         """Where in the model a loss that is not finite began: no incident of its own, but the cause of that rank's loss.not_finite."""
@@ -102,13 +118,12 @@ class Casebook:
 
     def opened(self, opened: Opened, ranks: Ranks, now: float) -> Sequence[Incident]:
         """An order begins: it belongs to what was found before it, or to a person, who gets an incident of the order's own kind."""
-        owners, self._waiting = self._waiting, []
-        changed: list[Incident] = []
-        if opened.kind in _ORDER_WORDS and not owners:
-            changed.append(self._keep(self._ordered(opened, ranks, now)))
-            owners = [changed[0]["id"]]
-        self._of_order[opened.generation] = owners
-        return changed
+        if opened.kind in _ORDER_WORDS:
+            asked_for = self._keep(self._ordered(opened, ranks, now))
+            self._of_order[opened.generation] = [asked_for["id"]]
+            return [asked_for]
+        self._of_order[opened.generation], self._waiting = self._waiting, []
+        return []
 
     def closed(self, closed: Closed) -> Sequence[Incident]:
         """An order has ended: its incidents say how."""
