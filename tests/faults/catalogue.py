@@ -71,6 +71,18 @@ PRECURSORS = (
           needs=(("vocabulary", 512), ("highest_id", 100)), says="rises by", watch="ids_creep"),
 )  # fmt: skip
 FAULTS = (*LASTING, *ENDING, *PRECURSORS)
+PAIRS = (("model", "pairs"), ("length", 1000), ("batch", 32))
+ROOM = (("room_gib", 62),)
+ON_GPU = (  # tests/gpu/faults.py
+    Fault(name="leak", does="a rank keeps 64 MiB more each step", kinds=("memory.pressure",), rank=0, needs=ROOM, says="are full in step"),
+    Fault(name="leak", does="the leak has filled the GPU", kinds=("memory.oom",), rank=0, needs=ROOM, says="out of memory"),
+    Fault(name="pieces", does="a rank's memory falls to pieces", kinds=("memory.pressure",), rank=1, needs=ROOM, says="lie in pieces"),
+    Fault(name="retries", does="a rank's allocator retries", kinds=("memory.pressure",), rank=1, needs=ROOM, says="try again"),
+    Fault(name="long_batch", does="one batch is 40 times as long", kinds=("batch.size_outlier",), rank=1, needs=PAIRS),
+    Fault(name="long_batch", does="that batch's pairs need 190 GiB", kinds=("memory.oom",), rank=1, needs=PAIRS, says="out of memory"),
+    Fault(name="device_assert", does="an index past its table, which no batch holds", kinds=("rank.assert",), rank=1),
+    Fault(name="device_assert", does="the driver's event of it", kinds=("gpu.xid",), rank=1, says="Xid 43"),
+)
 START, REST = 90, 12  # steps before the first fault, and after a lasting one
 
 # Holds are shorter than by default, for faults and clean runs alike: real runs have the time that the suite has not. A clean run is the harder for it.

@@ -24,11 +24,11 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from catalogue import ANY, FAULTS, LASTING, PRECURSORS, Fault, clean_runs, launches, precursor_launches, settings_of
+from catalogue import ANY, FAULTS, LASTING, ON_GPU, PRECURSORS, Fault, clean_runs, launches, precursor_launches, settings_of
 from ports import free_port
 
 HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
+ON_GPUS = HERE.parent / "gpu" / "scripts" / "faulty.py"
 TIMEOUT_S = 150
 WORDS = """Written by `python tests/faults/run.py`: real trainings of two ranks on one machine. A launch has one fault that lasts and one that ends it;
 "steps until it is told" counts from the step of the fault to the step that the finding names. Holds are shorter than by default (`catalogue.py`), for clean
@@ -107,9 +107,13 @@ def run(plan: dict[str, Any], placed: list[tuple[Fault, int]]) -> dict[str, Any]
 def commands(plan: dict[str, Any]) -> list[list[str]]:
     """One launch; where it is to be preempted another one that resumes it, and where a rank is to be killed one whose launcher starts the ranks again."""
     restart, launcher = plan.get("restart"), ["bash", str(HERE / "two_ranks.sh")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     if restart == "killed":
-        launcher = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    ours, script = [str(BIN / "watchdog"), "--job", "suite"], [*launcher, str(HERE / "train.py")]
+        launcher = [*torchrun, "--standalone", "--max-restarts", "1"]
+    if plan.get("device") == "cuda":
+        launcher = [*torchrun, "--master-port", str(free_port())]
+    script = [*launcher, str(ON_GPUS if plan.get("device") == "cuda" else HERE / "train.py")]
+    ours = [sys.executable, "-m", "torch_watchdog.cli", "--job", "suite"]
     shape = json.dumps({name: value for name, value in plan.items() if name != "watch"})
     again = [[*ours, "--resume", "watchdog_runs/suite/checkpoints", *script, shape]] if restart == "preempted" else []
     return [[*ours, *script, shape], *again]
@@ -128,7 +132,7 @@ def but_for_the_restart(plan: dict[str, Any], incidents: list[dict[str, Any]]) -
 
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_WATCHDOG", "PYTEST"))}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHON": str(BIN / "python"), "MASTER_PORT": str(free_port())}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "MASTER_PORT": str(free_port())}
 
 
 def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def judged(placed: list[tuple[Fault, int]], incidents: list[dict[str, Any]]) -> 
         told = (right or mine or [None])[0]
         left = [one for one in left if one not in mine]
         found.append({
-            "fault": FAULTS.index(fault), "told": told is not None, "rank_right": bool(right),
+            "fault": (*FAULTS, *ON_GPU).index(fault), "told": told is not None, "rank_right": bool(right),
             "after_steps": None if told is None or told["step"] is None else told["step"] - step, "kind": told and told["kind"],
             "summary": told and told["summary"],
         })  # fmt: skip

@@ -52,6 +52,8 @@ class Shape:
     seed: int = 0
     restart: str = ""  # how it ends at `ends_at`, where it is to begin again: "preempted" or "killed"
     ends_at: int = 0
+    device: str = "cpu"
+    room_gib: float = 0.0  # of each GPU's memory; the rest is taken at the beginning, so that little is soon full. 0: all of it
     faults: list[Any] = field(default_factory=list)
 
 
@@ -150,6 +152,8 @@ class Net(nn.Module):
 
     def forward(self, ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         seen = self.table(ids)
+        if self.kind == "pairs":  # every position with every other, all of it in memory at once
+            seen = (seen @ seen.mT).softmax(-1) @ seen
         seen = self.mix(seen).mean(1) if self.kind == "attention" else self.mix(seen.mean(1))
         return self.head(seen + self.values(values))
 
@@ -162,10 +166,10 @@ class Training:
         self.faulty = Faults(shape.faults, self.rank)
         torch.manual_seed(shape.seed)
         torch.set_num_threads(1)
-        self.model = DistributedDataParallel(Net(shape))
+        self.model = DistributedDataParallel(Net(shape).to(shape.device))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=shape.lr, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, shape.steps) if shape.decay else None
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=25) if shape.scaler else None
+        self.scaler = torch.amp.GradScaler(shape.device, init_scale=2.0**16, growth_interval=25) if shape.scaler else None
         self.kept: list[torch.Tensor] = []
 
     def run(self) -> None:
@@ -179,10 +183,13 @@ class Training:
                 self._end()
             self._before(step)
             for part in range(self.shape.accumulate):
-                batch = next(batches)
+                batch = self._moved(next(batches))
                 self._micro_step(step, batch, last=part == self.shape.accumulate - 1)
             self._update(step)
             self._between(step)
+
+    def _moved(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self.shape.device) for name, tensor in batch.items()}
 
     def _resumed(self, loader: DataLoader) -> int:
         import torch_watchdog_agent
@@ -201,7 +208,7 @@ class Training:
         if self.faulty("straggler_compute", step):
             ends = time.perf_counter() + 0.06
             while time.perf_counter() < ends:
-                torch.randn(64, 64) @ torch.randn(64, 64)
+                torch.randn(64, 64, device=self.shape.device) @ torch.randn(64, 64, device=self.shape.device)
         scores = self.model(batch["ids"], batch["values"])
         loss = nn.functional.cross_entropy(scores.float(), batch["labels"], ignore_index=IGNORED)
         if self.shape.heavy and step % 9 == 4:
@@ -280,6 +287,7 @@ class Training:
         with torch.no_grad():
             data = Batches(Shape(**{**vars(self.shape), "faults": [], "seed": 99}), self.rank)
             for batch in DataLoader(data, batch_size=None, sampler=range(6)):
+                batch = self._moved(batch)
                 self.model.module(batch["ids"], batch["values"])
         self.model.train()
 

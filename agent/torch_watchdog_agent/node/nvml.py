@@ -82,7 +82,7 @@ class Gpus:
         return GpuSample(
             time_ns=time.time_ns(), index=card.index, uuid=card.uuid,
             name=_text(_answer(lambda: ask.nvmlDeviceGetName(handle))), memory_used_bytes=int(memory.used),
-            memory_total_bytes=int(memory.total), utilisation_percent=None if utilisation is None else int(utilisation.gpu),
+            memory_total_bytes=int(memory.used + memory.free), utilisation_percent=None if utilisation is None else int(utilisation.gpu),
             temperature_c=_answer(lambda: ask.nvmlDeviceGetTemperature(whole, ask.NVML_TEMPERATURE_GPU)),
             power_w=None if power_mw is None else power_mw / 1000, xids=xids, **_health(ask, whole),
         )  # fmt: skip
@@ -95,7 +95,10 @@ class Gpus:
         return False
 
     def _memory(self, handle: Any) -> Any:
-        """As nvidia-smi has it: the older form of the answer counts what the driver keeps for itself (half a GiB of an H100) as used."""
+        """As nvidia-smi has it: the older form of the answer counts what the driver keeps for itself (half a GiB of an H100) as used.
+
+        In the newer form that is neither used nor free, but part of the total: used and free together are all that programs can have.
+        """
         ask = self._library
         newer = _answer(lambda: ask.nvmlDeviceGetMemoryInfo(handle, version=ask.nvmlMemory_v2))
         return newer if newer is not None else _answer(lambda: ask.nvmlDeviceGetMemoryInfo(handle))

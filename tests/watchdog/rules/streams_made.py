@@ -27,7 +27,7 @@ def block(
     """One step of one micro-batch. `own_ms` holds `loader_ms`; `wait_ms` is spent in backward."""
     columns: dict[str, Any] = {
         "micro_step": (0,), "micro_of_step": (step,), "micro_time_ns": (0,), "loader_ns": (int(loader_ms * 1e6),), "loss": (loss,), "loss_known": (True,),
-        "evaluation": (False,), "forward_ns": (int((own_ms - loader_ms) * 1e6),), "scale": (0.0,), "step": (step,), "step_time_ns": (0,),
+        "evaluation": (False,), "forward_ns": (int((own_ms - loader_ms) * 1e6),), "scale": (0.0,), "step": (step,), "step_time_ns": (step * 10**9,),
         "step_ns": (int((own_ms + wait_ms) * 1e6),), "vetoed": (False,), "updates_applied": (step + 1,), "backward_ns": (int(wait_ms * 1e6),),
         "grad_norm": (-1.0,), "tensors": (labels(9),),
     }  # fmt: skip

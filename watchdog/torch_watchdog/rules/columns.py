@@ -79,10 +79,11 @@ class Columns:
         self.backward_s = self._of_gates("backward_ns") / 1e9
 
     def memory(self) -> tuple[Ints, tuple[Floats, ...]]:
-        """The newest reading of the allocator in each block: rows; then steps, allocated, reserved, retries, peaks."""
+        """The newest reading of the allocator in each block: rows; then steps, their time_ns, allocated, reserved, retries, peaks."""
         last = (np.cumsum(self._gates) - 1)[self._gates > 0]
-        readings = [self._of_gates(name)[last] for name in ("allocated_bytes", "reserved_bytes", "alloc_retries", "peak_bytes")]
-        known = readings[0] > 0
+        names = ("step_time_ns", "allocated_bytes", "reserved_bytes", "alloc_retries", "peak_bytes")
+        readings = [self._of_gates(name)[last] for name in names]
+        known = readings[1] > 0
         rows, steps = self._by_block[self._gates > 0][known], self.step[last][known].astype(float)
         return rows, (steps, *(reading[known] for reading in readings))
 

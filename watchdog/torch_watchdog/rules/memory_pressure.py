@@ -14,20 +14,21 @@ import numpy as np
 
 from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
-from torch_watchdog.rules.streams import MEMORY, View
+from torch_watchdog.rules.streams import MEMORY, GpuStream, View
 from torch_watchdog.rules.windows import Floats
 
 __all__ = ["RULE", "Settings"]
 
 _GIB = 1 << 30
-_APART = 4  # readings: neighbours differ by what a reading catches, too
+_APART = 4  # readings: neighbours differ by what a reading catches, too, and one may say again what the one before said
+_READ_AGAIN_S = 0.25  # so old may the newest reading be (agent/arriving.py)
 _NINE_OF_TEN = 1.645  # standard deviations to each side
 _MOST_TIMES = 4.0  # as many steps as at the rate so far: more than that is no forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Timing):
-    """Growth: nearly `steady` of 48 readings above the one before, `grown` of the GPU in all, and full within `within` times the steps that the readings span.
+    """Growth: nearly `steady` of 48 readings above the one 4 before, `grown` of the GPU in all, and full within `within` times the steps of the readings.
 
     Retries: `retries` within the readings.
     """
@@ -56,11 +57,11 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
         yield _retrying(view, int(row), settings)
     rows = view.allocated.full()
     values = view.allocated.ordered(rows)
-    rises = np.count_nonzero(values[:, 1:] > values[:, :-1], axis=1)
-    for row in rows[(rises >= settings.steady * (MEMORY - 1)) & (values[:, -1] > values[:, 0])]:
+    rises = np.count_nonzero(values[:, _APART:] > values[:, :-_APART], axis=1)
+    for row in rows[(rises >= settings.steady * (MEMORY - _APART)) & (values[:, -1] > values[:, 0])]:
         gpu = view.gpus.get(view.gpu_of[row])
         if gpu is not None:
-            yield from _growing(view, int(row), gpu.newest.memory_used_bytes, gpu.newest.memory_total_bytes, settings)
+            yield from _growing(view, int(row), gpu, settings)
 
 
 def _retrying(view: View, row: int, settings: Settings) -> Sign:
@@ -85,19 +86,20 @@ def _known(lines: Floats) -> Floats:
     return lines[~np.isnan(lines)]
 
 
-def _growing(view: View, row: int, used: int, total: int, settings: Settings) -> Iterable[Sign]:
-    only = np.array([row])
+def _growing(view: View, row: int, gpu: GpuStream, settings: Settings) -> Iterable[Sign]:
+    only, total = np.array([row]), gpu.newest.memory_total_bytes
     steps, values = view.memory_steps.ordered(only)[0], view.allocated.ordered(only)[0]
     span, grown = steps[-1] - steps[0], values[-1] - values[0]
     if span <= 0 or grown < settings.grown * total:
         return
     rate = _rate(steps, values)
-    # What is reserved and empty is used first; the rest of the card is what others leave.
-    free = max(0, total - used) + max(0.0, view.reserved.ordered(only)[0, -1] - values[-1])
+    times = view.memory_ns.ordered(only)[0]
+    free = max(0.0, total - _others(gpu, times, view.reserved.ordered(only)[0]) - values[-1])  # what is reserved and empty is used first
     if rate <= 0 or free / rate > settings.within * span:
         return
     rank, now = view.ranks[row], int(steps[-1])
     early, late = _steps_left(free, rate, steps, values)
+    early = max(0.0, early - _READ_AGAIN_S * 1e9 * span / max(1.0, times[-1] - times[0]))
     yield Sign(
         rank=rank,
         step=int(view.step[row]),
@@ -107,6 +109,12 @@ def _growing(view: View, row: int, used: int, total: int, settings: Settings) ->
         cause="something is kept from step to step: losses with their graphs in a list, outputs of an evaluation, a growing cache",
         fix="keep numbers, not tensors (.item(), .detach()), and look at what is appended to in the loop",
     )
+
+
+def _others(gpu: GpuStream, times: Floats, reserved: Floats) -> float:
+    """Bytes that are not this rank's allocator's: the CUDA context, other processes. By a sample of NVML no newer than the readings, for both grow."""
+    sample = next((one for one in reversed(gpu.samples) if one.time_ns <= times[-1]), gpu.newest)
+    return float(sample.memory_used_bytes - np.interp(sample.time_ns, times, reserved))
 
 
 def _rate(steps: Floats, values: Floats) -> float:

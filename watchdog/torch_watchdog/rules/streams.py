@@ -81,7 +81,7 @@ class View:
         self.scales, self.reach = Windows(STEPS), Windows(REACHES)
         self.tokens_of: Ints = np.zeros(0, np.int64)  # by row, 0 where no tokenizer is known
         self.step_s, self.own_s, self.loader_s, self.sizes = Windows(TIMED), Windows(TIMED), Windows(TIMED), Windows(TIMED)
-        self.memory_steps, self.allocated, self.reserved, self.retries, self.peaks = (Windows(MEMORY) for _ in range(5))
+        self.memory_steps, self.memory_ns, self.allocated, self.reserved, self.retries, self.peaks = (Windows(MEMORY) for _ in range(6))
         self.keys: dict[str, KeyStream] = {}
         self.gpus: dict[str, GpuStream] = {}
 
@@ -210,7 +210,8 @@ class View:
     def _take_memory(self, columns: Columns) -> None:
         """The allocator is read a few times a second, so most steps repeat what the one before said: one reading a block is enough."""
         rows, readings = columns.memory()
-        for window, values in zip((self.memory_steps, self.allocated, self.reserved, self.retries, self.peaks), readings, strict=True):
+        windows = (self.memory_steps, self.memory_ns, self.allocated, self.reserved, self.retries, self.peaks)
+        for window, values in zip(windows, readings, strict=True):
             window.add(rows, values)
 
 
