@@ -22,13 +22,13 @@ _CRITICAL = (
          "rank 1, step 23: ids[2,17] is 733, allowed 0..511 (embedding, table), dataset sample 1481"),
         ("batch.not_finite", "float inputs, for NaN and infinity", "rank 1, step 23: values[0, 0] is nan: not finite before the model has touched it"),
         ("batch.empty", "labels, for a batch of which none is supervised", "rank 0, step 40: labels: nothing is left for cross_entropy"),
-        ("batch.shape", "sizes that must agree", "rank 0, step 12: labels (4, 5) does not fit input_ids (4, 6)"),
+        ("batch.shape", "sizes that must agree", "rank 0, step 12: mask (4, 5) does not fit input_ids (4, 6)"),
         ("batch.dtype", "types, against what the operator takes", "rank 0, step 12: input_ids has dtype float32; embedding needs int64 or int32"),
         ("batch.device", "where tensors lie", "rank 0, step 12: labels is on device cpu; cross_entropy had it on cuda:0"),
     )),
     ("probability", _STOP_65, (
         ("probability.out_of_range", "what binary_cross_entropy and multinomial are given",
-         "rank 0, step 7: chance[1,0] is 255.0, allowed 0..1 (binary_cross_entropy)"),
+         "rank 0, step 7: binary_cross_entropy takes probabilities and was given values from -2.71 to 3.14"),
     )),
     ("loss_not_finite", _STOP_70, (
         ("loss.not_finite", "each rank's own loss, before the all-reduce spreads it; under a GradScaler several in a row", "rank 1, step 300: the loss is nan"),
