@@ -17,6 +17,7 @@ ROOTS = {"proto": "torch_watchdog_proto", "agent": "torch_watchdog_agent", "watc
 PURE = (
     *(f"watchdog/torch_watchdog/alerts/{name}.py" for name in ("alert", "alertmanager", "desk", "open", "pagerduty", "routes", "text")),
     "proto/torch_watchdog_proto/messages.py",
+    "proto/torch_watchdog_proto/exit_codes.py",
     "proto/torch_watchdog_proto/frames.py",
     "proto/torch_watchdog_proto/names.py",
     "proto/torch_watchdog_proto/record.py",
@@ -67,6 +68,7 @@ PURE_IMPORTS = {
         "zlib",
     ),
     *("torch_watchdog_proto.messages", "torch_watchdog_proto.envelopes", "torch_watchdog_proto.frames", "torch_watchdog_proto.record"),
+    "torch_watchdog_proto.exit_codes",
     "torch_watchdog_proto.names",
     *(
         "torch_watchdog_proto.rescue_words",

@@ -5,6 +5,7 @@ Knows the protocol's words and the checkpoint package; neither sockets nor ring.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
 
 __all__ = ["Saver", "say_what_is_not_counted"]
+
+SEEN_WITHIN_S = 5.0  # that another rank has sealed what all have written: it writes two small files
+_LOOK_S = 0.05
 
 
 class Saver:
@@ -113,9 +117,11 @@ class Saver:
         if first is None:
             rank.say(f"no checkpoint ({saved.error})")  # nobody else is left to say so
             return False
-        if rank.identity.rank != first.rank or len({part.updates_applied for part in of_all}) > 1:
-            return False
         finite = all(part.finite for part in of_all)
+        if len({part.updates_applied for part in of_all}) > 1:
+            return False
+        if rank.identity.rank != first.rank:
+            return finite and self._is_sealed_by_another(commit, saved)
         facts = {
             "updates_applied": first.updates_applied, "format": saved.format, "ranks": sorted(part.rank for part in of_all), "finite": finite,
             "kind": "batch" if commit.veto is not None else "order.stop" if commit.leave else "order.checkpoint", "reason": commit.reason,
@@ -131,6 +137,21 @@ class Saver:
         if finite:
             rank.tell(word)  # for its node, which tells the end of the launch
         return finite
+
+    def _is_sealed_by_another(self, commit: Commit, saved: Saved) -> bool:
+        """The lowest of those who wrote together does that now: it is seen on the disk that they share."""
+        from torch_watchdog_agent.checkpoint import manifest
+
+        rank, who = self._rank, self._rank.identity
+        deadline = rank.gate.clock() + SEEN_WITHIN_S
+        while not manifest.is_good_of(
+            Path(saved.path), session=rank.config.session, attempt=who.attempt, updates_applied=saved.updates_applied
+        ):
+            if rank.gate.clock() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        rank.tell(Committed(rank=who.rank, generation=commit.generation))  # for its node, as above
+        return True
 
     def _discard(self, path: Path) -> None:
         """Nothing half written stays that a person could take for a checkpoint. The lowest rank's work, which is the one that seals."""

@@ -144,7 +144,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """Rank 0 wrote manifest and COMMITTED, or `error` says why not."""
+    """The rank has written manifest and COMMITTED, or `error` says why not; without a daemon also of one that has seen that another did."""
 
     rank: int
     generation: int

@@ -167,6 +167,15 @@ def _object(path: Path, name: str) -> dict[str, Any]:
     return found
 
 
+def is_good_of(path: Path, *, session: str, attempt: int, updates_applied: int) -> bool:
+    """Whether a good checkpoint of that attempt of a launch stands there, after so many updates."""
+    try:
+        found = read_manifest(path)
+    except (RestoreError, OSError):
+        return False
+    return (found.get("session"), found.get("attempt"), found.get("updates_applied")) == (session, attempt, updates_applied)
+
+
 def verify(path: Path) -> dict[str, Any]:
     """The manifest, once every file of it is there with the right size and digest; a RestoreError names the first that is not."""
     manifest = read_manifest(path)

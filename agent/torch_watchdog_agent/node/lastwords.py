@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_watchdog_agent.node.config import JobOutcome
+from torch_watchdog_proto.exit_codes import exit_code_of
 from torch_watchdog_proto.messages import (
     EXIT_BAD_DATA,
+    EXIT_FAILED,
     Commit,
     Committed,
     Hold,
+    Leave,
     Left,
     Order,
     RankHello,
@@ -37,6 +40,7 @@ class LastWords:
         self._saved: dict[int, Saved] = {}  # generation -> what a rank has written for it
         self._sealed: dict[int, Saved] = {}  # and of which a rank says that it is whole and sealed
         self._not_good: set[int] = set()
+        self._told_good: set[int] = set()
         self._attempt = 0
         self._left_out: set[int] = set()  # steps: nothing failed of their batches
         self._found: dict[tuple[int, int], str] = {}
@@ -48,6 +52,8 @@ class LastWords:
                 self._codes[order.generation] = order.exit_code
         elif isinstance(order, WriteCommitted) and not order.good:
             self._not_good.add(order.generation)
+        elif isinstance(order, Leave) and order.committed:
+            self._told_good.add(order.generation)
 
     def heard(self, message: RankMessage) -> None:
         if isinstance(message, RankHello):
@@ -66,11 +72,17 @@ class LastWords:
     def _begin_attempt(self, attempt: int) -> None:
         if attempt > self._attempt:
             self._attempt, self._codes, self._left, self._found, self._left_out = attempt, {}, None, {}, set()
-            self._saved, self._sealed, self._not_good = {}, {}, set()
+            self._saved, self._sealed, self._not_good, self._told_good = {}, {}, set(), set()
 
     def left_with(self) -> int | None:
-        """The exit code of the order that ranks of this node have left on: their keepers say 0."""
-        return self._codes.get(self._left) if self._left is not None else None
+        """The exit code of the order that ranks of this node have left on, by what came of it: their keepers say 0."""
+        code = None if self._left is None else self._codes.get(self._left)
+        return None if code is None else exit_code_of(code, saved=self._left in self._told_good or self.sealed() is not None)
+
+    def exit_code(self, told: int | None) -> int | None:
+        """What the daemon says, but where that is only what it has not heard: it may be a new one."""
+        own = self.left_with()
+        return own if own is not None and told in (None, EXIT_FAILED) else told
 
     def sealed(self) -> Mapping[str, Any] | None:
         """The good checkpoint of the order that ranks of this node have left on, where one of them has sealed it."""

@@ -20,7 +20,7 @@ from torch_watchdog_proto.codec import MalformedMessageError, control_message
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
-from torch_watchdog_proto.messages import Finished, Hold, Left, Noticed, Prepare, RankHello, RankMessage, Refused, Vetoed
+from torch_watchdog_proto.messages import Committed, Finished, Hold, Left, Noticed, Prepare, RankHello, RankMessage, Refused, Vetoed
 from torch_watchdog_proto.rescue_words import Failed
 
 __all__ = ["Relay"]
@@ -66,12 +66,16 @@ class Relay:
             self._path.unlink()
 
     def hellos(self) -> tuple[RankSaid, ...]:
-        """The last hello of every rank that is connected, for a daemon that has not heard them, what the rank has found, and what it holds.
+        """The last hello of every rank that is connected, for a daemon that has not heard them, what the rank has found or sealed, and what it holds.
 
         What was on its way when a daemon died is said again so; a daemon that knows it changes nothing.
         """
         said = ((attempt, message) for (attempt, _), rank in self._ranks.items() for message in (rank.hello, *rank.found, *rank.held))
         return tuple(RankSaid(attempt=attempt, message=message) for attempt, message in said)
+
+    def pids(self) -> tuple[int, ...]:
+        """Of every rank that is connected."""
+        return tuple(rank.hello.pid for rank in self._ranks.values())
 
     def tell(self, order: TellRank) -> None:
         """Passes an order on; one for a rank that is not here is dropped, as if it had come too late."""
@@ -127,7 +131,7 @@ class Relay:
             said = RankSaid(attempt=rank.hello.attempt, message=message)
             control_message(said)  # what would not pass the wire ends here, at the one connection that said it
             reach("node", "got", message)
-            if isinstance(message, Noticed | Refused):
+            if isinstance(message, Noticed | Refused | Committed):
                 rank.found.append(message)
             if isinstance(message, Hold):
                 rank.held = (message,)
@@ -141,7 +145,7 @@ class _Rank:
 
     def __init__(self, hello: RankHello, writer: asyncio.StreamWriter) -> None:
         self.hello = hello
-        self.found: deque[Noticed | Refused] = deque(maxlen=_MAX_FOUND)
+        self.found: deque[Noticed | Refused | Committed] = deque(maxlen=_MAX_FOUND)
         self.held: tuple[RankMessage, ...] = ()  # the hold that its training waits for an answer to
         self._writer = writer
 

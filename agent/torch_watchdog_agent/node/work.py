@@ -74,9 +74,9 @@ class NodeWork:
         self._tasks = [asyncio.create_task(self._guarded(work, what)) for work, what in works]
 
     def signal_ranks(self, number: int) -> None:
-        for said in self._relay.hellos():
+        for pid in self._relay.pids():
             with suppress(OSError):
-                os.kill(said.message.pid, number)  # type: ignore[union-attr]  # a rank's first words
+                os.kill(pid, number)
 
     def asked_to_end(self, number: int, time_ns: int) -> None:
         """The launch got a signal that asks for its end: the daemon is to know before it hears of the first rank's."""
@@ -94,9 +94,10 @@ class NodeWork:
         answer = await self._link.say_goodbye(NodeGoodbye(exit_code=exit_code, signal=signal))
         if answer is None:
             return JobOutcome(exit_code=None, lines=("the daemon had refused this launch: nothing was watched",))
-        decided = self.last_words.left_with() if answer.exit_code is None else answer.exit_code
-        sealed = self.last_words.sealed()
-        return JobOutcome(exit_code=decided, incidents=answer.incidents, lines=answer.lines, told=True, sealed=sealed)
+        words = self.last_words
+        return JobOutcome(
+            exit_code=words.exit_code(answer.exit_code), incidents=answer.incidents, lines=answer.lines, told=True, sealed=words.sealed()
+        )
 
     async def close(self) -> None:
         self._gpus.stop()

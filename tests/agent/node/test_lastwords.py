@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from torch_watchdog_agent.node.lastwords import LastWords
-from torch_watchdog_proto.messages import BatchFact, Commit, Committed, Hold, Left, RankHello, Saved, Vetoed, Violation, WriteCommitted
+from torch_watchdog_proto.messages import (
+    BatchFact,
+    Commit,
+    Committed,
+    Hold,
+    Leave,
+    Left,
+    RankHello,
+    Saved,
+    Vetoed,
+    Violation,
+    WriteCommitted,
+)
 
 VIOLATION = Violation(kind="batch.index_out_of_range", summary="ids[1] = 70", cause="c", fix="f", batch=BatchFact(key="ids"))
 HOLD = Hold(rank=1, step=4, micro_step=0, violation=VIOLATION)
@@ -12,7 +24,7 @@ HOLD = Hold(rank=1, step=4, micro_step=0, violation=VIOLATION)
 def words(*messages: object) -> LastWords:
     last = LastWords()
     for message in messages:
-        if isinstance(message, Commit | WriteCommitted):
+        if isinstance(message, Commit | WriteCommitted | Leave):
             last.told(message)
         else:
             last.heard(message)  # type: ignore[arg-type]
@@ -40,6 +52,23 @@ def test_what_ranks_have_sealed_before_they_left_is_known_where_no_daemon_says_s
     assert words(HOLD, commit, saved, Committed(rank=0, generation=3, error="full"), left).sealed() is None
     not_good = WriteCommitted(generation=3, manifest={}, good=False)
     assert words(HOLD, commit, saved, not_good, Committed(rank=0, generation=3), left).sealed() is None
+
+
+def test_a_stop_on_request_of_which_nothing_good_is_known_here_is_no_good_end() -> None:
+    stop, left = Commit(generation=3, stop_after=4, exit_code=143), Left(rank=0, generation=3, updates_applied=4)
+    saved, sealed = Saved(rank=0, generation=3, updates_applied=4, path="/r/step-4", format="dcp"), Committed(rank=0, generation=3)
+    assert words(stop, saved, left).left_with() == 1
+    assert words(stop, saved, sealed, left).left_with() == 143
+    assert words(stop, saved, Leave(generation=3, committed=True), left).left_with() == 143
+    assert words(stop, saved, Leave(generation=3), left).left_with() == 1
+    assert words(stop, saved, WriteCommitted(generation=3, good=False), sealed, left).left_with() == 1
+
+
+def test_a_daemon_that_has_not_heard_all_is_believed_but_for_what_this_node_has_seen() -> None:
+    stop, left = Commit(generation=3, stop_after=4, exit_code=0), Left(rank=0, generation=3, updates_applied=4)
+    seen = words(stop, Leave(generation=3, committed=True), left)
+    assert (seen.exit_code(1), seen.exit_code(None), seen.exit_code(65)) == (0, 0, 65)
+    assert (words().exit_code(1), words().exit_code(None)) == (1, None)
 
 
 def test_a_rank_that_failed_of_a_bad_batch_makes_it_bad_data() -> None:

@@ -22,6 +22,7 @@ from torch_watchdog_proto.messages import (
     Ack,
     BatchFact,
     BoundFact,
+    Committed,
     Finished,
     Hold,
     Leave,
@@ -101,6 +102,17 @@ def test_what_a_rank_has_found_is_said_again_to_the_next_daemon(tmp_path: Path) 
         _, writer = await ranks.connect(encode(hello(1)) + encode(Ack(rank=1, generation=1, passed=4)) + encode(found))
         await ranks.until(lambda: len(ranks.up) == 3)
         assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(1)), RankSaid(attempt=0, message=found))
+        writer.close()
+
+    run(scenario, tmp_path)
+
+
+def test_what_a_rank_has_sealed_is_said_again_to_the_next_daemon(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        sealed = Committed(rank=0, generation=3)
+        _, writer = await ranks.connect(encode(hello(0)) + encode(sealed))
+        await ranks.until(lambda: len(ranks.up) == 2)
+        assert ranks.relay.hellos() == (RankSaid(attempt=0, message=hello(0)), RankSaid(attempt=0, message=sealed))
         writer.close()
 
     run(scenario, tmp_path)

@@ -45,6 +45,54 @@ def lose_rank_1(run: Run, attempt: int = 0) -> None:
     run.wait(13)
 
 
+def save_and_leave(run: Run, *, finite: bool = True, error: str | None = None) -> None:
+    generation = newest(run, m.Commit).generation
+    for rank in (0, 1):
+        run.say(m.Saved(rank=rank, generation=generation, updates_applied=9, path="p/step-9", format="dcp", finite=finite, error=error))
+    run.say(m.Committed(rank=0, generation=generation))
+    for rank in (0, 1):
+        run.say(m.Left(rank=rank, generation=generation, updates_applied=9))
+
+
+@pytest.mark.parametrize(("number", "code"), [(None, 0), (10, 138), (15, 143)])
+def test_a_stop_on_request_promises_a_good_checkpoint_by_its_code(number: int | None, code: int) -> None:
+    """A full disk had ended it with 0, and with 143, of which a batch script thinks that all is saved."""
+    ways: tuple[tuple[dict[str, Any], int], ...] = (
+        ({}, code),
+        ({"error": "the disk is full"}, m.EXIT_FAILED),
+        ({"finite": False}, m.EXIT_FAILED),
+    )
+    for came_of_it, expected in ways:
+        run = trained()
+        if number is None:
+            run.handle(OrderRequested(kind="order.stop", by="somebody", reason=""))
+        else:
+            run.say(m.Signalled(rank=1, signal=number))
+        promise(run)
+        save_and_leave(run, **came_of_it)
+        assert run.end(0) == run.incidents[-1]["action"]["exit_code"] == expected
+
+
+def test_a_stop_for_a_bad_batch_says_why_also_where_nothing_could_be_saved() -> None:
+    run = trained()
+    run.say(hold(1, 9))
+    promise(run)
+    save_and_leave(run, error="the disk is full")
+    assert run.end(0) == m.EXIT_BAD_DATA
+
+
+@pytest.mark.parametrize(("sealed", "code"), [(True, 0), (False, m.EXIT_FAILED)])
+def test_ranks_that_leave_on_a_stop_that_was_given_up_have_saved_where_one_says_so(sealed: bool, code: int) -> None:
+    run = trained()
+    ask_for_a_stop(run)
+    run.wait(400)  # the save took longer than the grace
+    if sealed:
+        run.say(m.Committed(rank=0, generation=newest(run, m.Commit).generation))
+    for rank in (0, 1):
+        run.say(m.Left(rank=rank, generation=newest(run, m.Commit).generation, updates_applied=9))
+    assert run.end(0) == code
+
+
 def test_a_rank_that_dies_before_a_requested_stop_makes_the_launch_fail() -> None:
     run = trained()
     ask_for_a_stop(run)
@@ -166,6 +214,7 @@ def test_ranks_that_leave_on_an_order_of_a_daemon_that_is_no_more_end_the_launch
     """They save and leave by themselves where that daemon died after its Commit; one that is not known, as a rescue is none of them, is a failure's."""
     run = Run(events=[{"order": number, "attempt": 0, **event} for number, event in enumerate(opened, 1)])
     trained(run=run)
+    run.say(m.Committed(rank=0, generation=3))
     for rank in (0, 1):
         run.say(m.Left(rank=rank, generation=3, updates_applied=9))
     run.report(events=tuple(ended(rank, 99 + rank, exit_code=0) for rank in (0, 1)))

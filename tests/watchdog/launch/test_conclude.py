@@ -22,7 +22,7 @@ class Stopped:
     """A launch whose daemon has decided 65, and is gone by now."""
 
     def __init__(self, *, exit_code: int | None = 65, heard: int = 2, **broken: Any) -> None:
-        self.exit_code = exit_code
+        self.exit_code, self.incidents = exit_code, broken.pop("incidents", ())
         self.seat = SimpleNamespace(config=SimpleNamespace(exit_codes={}))
         self.job, self.joined, self.plan = "j", None, SimpleNamespace(command=("torchrun", "train.py"))
         self.directory = SimpleNamespace(root=Path("/r"), quarantine_file=SimpleNamespace(exists=broken.pop("quarantine", bool)))
@@ -36,7 +36,7 @@ class Stopped:
         vars(self).update(broken)
 
     def finish(self, *_: object) -> JobOutcome:
-        return JobOutcome(exit_code=self.exit_code, incidents=(), lines=())
+        return JobOutcome(exit_code=self.exit_code, incidents=self.incidents, lines=())
 
     def last_status(self) -> None:
         return None
@@ -64,3 +64,12 @@ def test_a_signal_before_the_ranks_report_is_told_as_the_end(
     launch = Stopped(exit_code=None, heard=0, has_lost_its_record=bool)
     assert conclude(launch, status, (), came=came) is None  # type: ignore[arg-type]
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "words"), [("order.stop", "stopped on request, and saved nothing"), ("rank.died", "failed: rank.died")])
+def test_a_stop_that_has_saved_nothing_is_told_as_one_and_not_as_a_failure(
+    kind: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = {"kind": kind, "severity": "critical", "summary": "s", "action": {"exit_code": 1, "checkpoint": None}}
+    assert conclude(Stopped(exit_code=1, incidents=(found,), has_lost_its_record=bool), 0, (), came=()) == 1  # type: ignore[arg-type]
+    assert f"job j {words} (exit code 1)" in capfd.readouterr().err

@@ -175,6 +175,17 @@ def test_a_stop_that_somebody_asked_for_names_no_culprit_and_no_fix() -> None:
     ]
 
 
+def test_a_stop_that_somebody_asked_for_and_that_has_saved_nothing_says_so_first() -> None:
+    summary = "a clean stop: maintenance; no checkpoint: rank 0: the disk is full"
+    order = {"kind": "order.stop", "severity": "info", "summary": summary, "cause": "maintenance", "fix": "nothing is wrong"}
+    action = INCIDENT["action"] | {"checkpoint": None, "exit_code": 1}
+    assert summarise([order | {"action": action}], replace(END, exit_code=1))[:3] == [
+        "job train-1 stopped on request, and saved nothing (exit code 1)",
+        f"  what   {summary}",
+        "  saved  no checkpoint was written",
+    ]
+
+
 def test_after_a_checkpoint_on_request_a_stop_on_request_tells_the_newer_checkpoint() -> None:
     def order(kind: str, step: int, exit_code: int | None) -> dict[str, Any]:
         checkpoint = INCIDENT["action"]["checkpoint"] | {"path": f"/home/a/r/checkpoints/step-{step}", "updates_applied": step}

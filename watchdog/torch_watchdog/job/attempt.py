@@ -114,6 +114,8 @@ class Attempt:
         if isinstance(message, m.Left):
             rank.left = True
             self.ending.left(message.generation, earlier=self._shared.log.exit_code_of(self.number, message.generation))
+        if isinstance(message, m.Committed):
+            self.ending.sealed(message)
         if isinstance(message, m.Finished):
             self._failures.said_end(rank.pid)
         if isinstance(message, m.Signalled):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.exit_codes import exit_code_of
 from torch_watchdog_proto.stop import events as stop
 
 __all__ = ["Ending"]
@@ -22,6 +23,9 @@ class Ending:
         self._given_up: str | None = None
         self._leave_codes: dict[int, int] = {}  # generation of an order that tells ranks to leave -> its exit code
         self._left_code: int | None = None  # of the one that ranks have left on
+        self._left_on = 0  # and its generation
+        self._good: set[int] = set()  # generations of which a good checkpoint is there, by the word of the rank that sealed it
+        self._not_good: set[int] = set()
         self._left_a_failure = False  # ranks have, once one of them had failed
 
     @property
@@ -37,6 +41,12 @@ class Ending:
     def told(self, order: m.Order) -> None:
         if isinstance(order, m.Commit) and order.leave:
             self._leave_codes[order.generation] = order.exit_code
+        if isinstance(order, m.WriteCommitted) and not order.good:
+            self._not_good.add(order.generation)
+
+    def sealed(self, word: m.Committed) -> None:
+        if word.error is None and word.generation not in self._not_good:
+            self._good.add(word.generation)
 
     def left(self, generation: int, *, earlier: int | None) -> None:
         """A rank has, on the order of that number. `earlier`: the code of one that a daemon before this one gave."""
@@ -44,7 +54,7 @@ class Ending:
         if code is None:
             self._left_a_failure = True
         else:
-            self._left_code = code
+            self._left_code, self._left_on = code, generation
 
     def closed(self, closed: stop.Closed) -> None:
         if closed.outcome == "done":
@@ -60,7 +70,8 @@ class Ending:
         if self._closed is not None and self._closed.exit_code is not None:
             return self._closed.exit_code
         if self._left_code is not None:
-            return self._left_code  # the order was given up, but not before ranks had left on it: their keepers say 0
+            # The order was given up, but not before ranks had left on it: their keepers say 0.
+            return exit_code_of(self._left_code, saved=self._left_on in self._good)
         if failed and self.stood_code is not None and not observed:
             return self.stood_code
         if (failed or self._left_a_failure) and bad_batch:

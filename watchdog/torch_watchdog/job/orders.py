@@ -15,6 +15,7 @@ from torch_watchdog.job.event_log import EventLog
 from torch_watchdog.job.events import AppendEvent, Effect, Refused, WriteIncident
 from torch_watchdog.job.ranks import RankState, with_the_stopped
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.exit_codes import exit_code_of
 from torch_watchdog_proto.stop import events as stop
 from torch_watchdog_proto.stop.coordinator import Coordinator
 
@@ -133,7 +134,7 @@ class Orders:
 
     def _on_closed(self, closed: stop.Closed, now: float) -> Iterable[Effect]:
         self.is_open, self._given = False, None
-        self._ending.closed(closed := with_the_stopped(closed, self._ranks.values()))
+        self._ending.closed(closed := _honest(with_the_stopped(closed, self._ranks.values())))
         ending = "is done" if closed.outcome == "done" else "was given up"
         text = f"order {closed.generation} ({closed.kind}) {ending} after {closed.seconds:.2f} s: {closed.reason}"
         yield self._event(
@@ -145,6 +146,14 @@ class Orders:
 
     def _event(self, now: float, kind: str, *, text: str, **more: Any) -> AppendEvent:
         return self._shared.log.line(now, kind, attempt=self._number, text=text, **more)
+
+
+def _honest(closed: stop.Closed) -> stop.Closed:
+    """With the exit code that what came of it bears out."""
+    if closed.exit_code is None:
+        return closed
+    saved = closed.checkpoint is not None and closed.checkpoint.committed
+    return replace(closed, exit_code=exit_code_of(closed.exit_code, saved=saved))
 
 
 def _is_hold(event: stop.Event) -> bool:

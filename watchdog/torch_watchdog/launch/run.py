@@ -168,7 +168,7 @@ def conclude(watch: Watch, status: int, options: Sequence[str], *, came: Sequenc
         _guarded(lambda: watch.leave_note(own_code, by_signal))
     decided = None if outcome.exit_code is None else watch.seat.config.exit_codes.get(outcome.exit_code, outcome.exit_code)
     code = own_code if decided is None else decided
-    _guarded(lambda: _tell_end(watch, status, options, outcome, code, stopped=outcome.exit_code not in (None, EXIT_FAILED), came=came))
+    _guarded(lambda: _tell_end(watch, status, options, outcome, code, stopped=_was_stopped(outcome), came=came))
     return decided
 
 
@@ -215,8 +215,14 @@ def _asks_for_the_end(came: Sequence[signal.Signals], status: int) -> str:
     return signal.Signals(ends[0]).name if ends else ""
 
 
+def _was_stopped(outcome: JobOutcome) -> bool:
+    """By an order of ours, also one that has saved nothing; a failure that the launcher took for a good end is none."""
+    orders = [(incident.get("action") or {}).get("exit_code") for incident in outcome.incidents if is_order(incident)]
+    return outcome.exit_code not in (None, EXIT_FAILED) or (outcome.exit_code is not None and outcome.exit_code in orders)
+
+
 def _reason(outcome: JobOutcome, status: int, signalled: str) -> str:
-    if outcome.exit_code == EXIT_FAILED:
+    if outcome.exit_code == EXIT_FAILED and not _was_stopped(outcome):
         return "failed"
     if outcome.exit_code is not None:
         kinds = [str(incident.get("kind")) for incident in outcome.incidents if (incident.get("action") or {}).get("exit_code") is not None]

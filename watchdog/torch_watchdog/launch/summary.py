@@ -225,7 +225,8 @@ def _nobody_reported(end: JobEnd) -> list[str]:
 def _headline(incident: Incident, end: JobEnd) -> str:
     action = incident.get("action") or {}
     if is_order(incident) and end.stopped_by_us:
-        return f"job {end.job} stopped on request (exit code {end.exit_code})"
+        nothing = "" if (action.get("checkpoint") or {}).get("committed") else ", and saved nothing"
+        return f"job {end.job} stopped on request{nothing} (exit code {end.exit_code})"
     if was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
         before = f"{incident.get('kind')} in attempt {incident.get('attempt')}"
         return f"job {end.job} finished in attempt {end.attempt} after {before} (exit code {end.exit_code})"
