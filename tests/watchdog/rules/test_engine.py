@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from streams_made import Watch, block
+from streams_made import Watch, block, labels
 
 from torch_watchdog.rules.catalogue import check_settings, rules_with
 from torch_watchdog.rules.engine import Engine
@@ -102,3 +102,46 @@ def test_a_batch_whose_loss_comes_after_its_gate_is_counted_all_the_same() -> No
 
     watch.seconds(90, lambda step: (one for rank in range(2) for one in late(step, rank)))
     assert watch.told == [("straggler", 1, "fires")]
+
+
+def loading(ranks: int, slow: range, *, since: int = 40) -> Callable[[int], Iterator[StepBlock]]:
+    def made(step: int) -> Iterator[StepBlock]:
+        for rank in range(ranks):
+            yield block(rank, step, own_ms=520, loader_ms=500 if rank in slow and step >= since else 1)
+
+    return made
+
+
+def test_what_more_than_half_of_many_ranks_show_is_one_finding_with_its_ranks() -> None:
+    watch = Watch()
+    watch.seconds(80, loading(20, range(3, 20)))
+    (only,) = watch.found
+    assert (only.about.name, only.sign.rank, only.sign.affected) == ("slow_loader", None, tuple(range(3, 20)))
+    assert only.sign.said.startswith("17 of 20 ranks, as rank 3, step ")
+    assert only.sign.cause.startswith("most ranks at once")
+
+
+def test_up_to_half_of_them_and_a_few_that_are_all_there_are_are_told_one_by_one() -> None:
+    for ranks, slow in ((20, range(10)), (8, range(8))):
+        watch = Watch()
+        watch.seconds(80, loading(ranks, slow))
+        assert watch.told == [("slow_loader", rank, "fires") for rank in slow]
+
+
+def test_a_rank_that_stays_as_it_is_after_most_have_recovered_is_told_then() -> None:
+    watch = Watch()
+    watch.seconds(80, loading(20, range(20)))
+    watch.seconds(80, loading(20, range(4, 5), since=0), start=80)
+    assert watch.told == [("slow_loader", None, "fires"), ("slow_loader", None, "resolves"), ("slow_loader", 4, "fires")]
+
+
+def test_most_are_one_finding_also_where_the_first_look_has_seen_less_than_half_of_them() -> None:
+    """A rule that tells at once: the other nodes' reports come a moment later."""
+    watch = Watch()
+
+    def made(step: int, ranks: range) -> list[StepBlock]:
+        return [block(rank, step, tensors=(labels(3, ignored=99 if step >= 70 else 20),)) for rank in ranks]
+
+    for step in range(100):
+        watch.second(*made(step, range(9)), *made(step - 1, range(9, 20)) if step else ())
+    assert watch.told == [("supervision", None, "fires")]

@@ -250,8 +250,9 @@ class Job:
                 sign = finding.sign
                 yield self._event(now, kind, rank=sign.rank, step=sign.step, text=changed["summary"], incident=changed["id"])
                 yield WriteIncident(incident=changed, contract_of_rank=None)
-                if finding.change == "fires" and self._loaders.should_ask(changed):
-                    yield from self._attempt.ask_node(changed["origin"]["rank"])
+                whom = self._loaders.whom_to_ask(changed) if finding.change == "fires" else None
+                if whom is not None:
+                    yield from self._attempt.ask_node(whom)
 
     def _on_workers(self, event: m.RankEvent) -> Iterable[Effect]:
         incident_id = self._loaders.incident_of(event.rank)

@@ -22,13 +22,14 @@ class LoaderLooks:
         self._incidents: dict[int, str] = {}  # rank -> incident
         self._answered: set[int] = set()
 
-    def should_ask(self, incident: Mapping[str, Any]) -> bool:
-        """Whether this is the first word of a rank's waiting, and there are not too many of them."""
-        rank = incident["origin"]["rank"]
+    def whom_to_ask(self, incident: Mapping[str, Any]) -> int | None:
+        """The rank, where this is the first word of its waiting, and there are not too many of them. Where most wait, the first of them."""
+        ranks = [incident["origin"]["rank"], *incident["ranks_affected"]]
+        rank = next((rank for rank in ranks if rank is not None), None)
         if incident["kind"] != KIND or rank is None or rank in self._incidents or len(self._incidents) >= MAX_RANKS:
-            return False
+            return None
         self._incidents[rank] = incident["id"]
-        return True
+        return int(rank)
 
     def incident_of(self, rank: int) -> str | None:
         """Which incident the answer for `rank` belongs to; None where it was asked for another reason, or has been told."""

@@ -6,7 +6,7 @@ reports. Pure: `now` is an argument and only grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from torch_watchdog.rules.alert import Alert
 from torch_watchdog.rules.catalogue import rules_with, settings_of
+from torch_watchdog.rules.most_ranks import FEW, of_most, together
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
 from torch_watchdog.rules.xid import XidCode
@@ -23,6 +24,7 @@ __all__ = ["Engine", "Finding"]
 
 _INTERVAL_S = 1.0
 _MORE_RANKS = 8192  # for each of these a second more between two looks: a look costs by the rank
+_CROWD_S = 1.0  # what more than a few ranks show may be of most at the next look: not all have reported yet
 _MAX_ALERTS = 1000  # subjects of one rule: a job that has more of them has told all there is to tell
 
 _Subject: TypeAlias = tuple[int | None, str]
@@ -110,10 +112,13 @@ class _Watched:
 
     def look(self, view: View, now: float) -> Iterator[Finding]:
         seen = {(sign.rank, sign.subject): sign for sign in self._judged(view)}
+        hold_s = max(self._settings.hold_s, _CROWD_S if self._rule.each_rank and len(seen) > FEW else 0.0)
         for subject in seen:
             if subject not in self._alerts and len(self._alerts) < _MAX_ALERTS:
-                self._alerts[subject] = Alert(hold_s=self._settings.hold_s, keep_s=self._settings.keep_s)
+                self._alerts[subject] = Alert(hold_s=hold_s, keep_s=self._settings.keep_s)
         for subject, alert in self._alerts.items():
+            if self._is_of_most(subject, seen):
+                continue
             self._signs.update({subject: seen[subject]} if subject in seen else {})
             change = alert.step(subject in seen, now)
             if change is not None:
@@ -121,4 +126,13 @@ class _Watched:
                 yield Finding(about=self._rule.about, sign=self._signs[subject], change=change, again=again)
 
     def _judged(self, view: View) -> Iterable[Sign]:
-        return self._rule.judge(view, self._settings)
+        signs = self._rule.judge(view, self._settings)
+        return together(signs, len(view.ranks)) if self._rule.each_rank else signs
+
+    def _is_of_most(self, subject: _Subject, seen: Container[_Subject]) -> bool:
+        """A rank whose sign is that of most: it waits until theirs is over."""
+        rank, what = subject
+        if rank is None or not self._rule.each_rank:
+            return False
+        most = of_most(what)
+        return most in seen or (most in self._alerts and self._alerts[most].state == "firing")

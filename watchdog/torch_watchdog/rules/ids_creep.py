@@ -65,4 +65,4 @@ def _sign(rank: int, step: int, key: str, bound: float, left: float, rate: float
     )
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True, each_rank=True)

@@ -56,4 +56,4 @@ def _past(view: View, key: str, seen: KeyStream, bound: float, settings: Setting
         )
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True, each_rank=True)

@@ -62,4 +62,4 @@ def _sign(view: View, row: int, peak: float, beyond: float, total: int, settings
     )
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_rank=True)

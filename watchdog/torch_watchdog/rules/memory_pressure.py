@@ -138,4 +138,4 @@ def _gib(count: float) -> str:
     return f"{count / _GIB:.1f}"
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_rank=True)

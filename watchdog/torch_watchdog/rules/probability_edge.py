@@ -61,4 +61,4 @@ def _sign(rank: int, step: int, left: float, rate: float) -> Sign:
     )
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True, each_rank=True)

@@ -56,10 +56,11 @@ class Rule:
     """One rule. `settings` is its dataclass of thresholds, with `enabled`, `hold_s` and `keep_s` among them; `judge` a pure function over what was seen.
 
     `each_stretch`: what it sees of batches may be over before a second is, where steps are short: it looks after every few batches. So must be whoever sees
-    only the newest and tells at once.
+    only the newest and tells at once. `each_rank`: its signs are of single ranks; what most have in common is told as one.
     """
 
     about: About
     settings: type[Any]
     judge: Judge
     each_stretch: bool = False
+    each_rank: bool = False

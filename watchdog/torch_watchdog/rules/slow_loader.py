@@ -67,4 +67,4 @@ def _sign(rank: int, step: int, recent: float, share: float, than: str, settings
     )
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_rank=True)

@@ -58,4 +58,4 @@ def _sign(rank: int, step: int, key: str, before: float, recent: float, settings
     )
 
 
-RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True)
+RULE = Rule(about=ABOUT, settings=Settings, judge=judge, each_stretch=True, each_rank=True)
