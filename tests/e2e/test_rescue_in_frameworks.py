@@ -4,6 +4,7 @@ in which nothing happened. Real launches with two ranks; no dropout, because the
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch_watchdog_agent.checkpoint.manifest import verify
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 DIES_AT = 8  # of 12 steps in two epochs
+ON_GPU = os.environ.get("E2E_DEVICE") == "cuda"
 
 
 def killed(folder: Path, name: str, *arguments: object, dies: int = 1) -> Ended:
@@ -118,6 +120,9 @@ def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(
 )
 def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_script: bool, more: tuple[str, ...]) -> None:
     run = killed(tmp_path, "train_lightning.py", *more)
+    if ON_GPU:  # the script waits in tensor.cpu() after each step; two optimizers are not told apart there
+        assert re.search(r"nothing was saved: (the device answers to no other thread|its loop has several optimizers)", run.err), run.err
+        return
     path = saved_by(run, form="lightning")
     assert f"--resume {path.relative_to(tmp_path)} " in printed(run, "resume")
     given = ("--ckpt", path / "lightning.ckpt") if by_the_script else ()

@@ -318,7 +318,10 @@ class Rescuer:
             return "nothing", why
         holds, why = self._shares(state)
         if (holds == "all" or self._part[1]) and not self._gpu.answers(state):
-            return "nothing", "the device's launch queue is full, and no other thread can read the parameters"
+            return (
+                "nothing",
+                "the device answers to no other thread: its launch queue is full, or the loop waits in a copy such as tensor.cpu()",
+            )
         return holds, why
 
     def _let_the_update_end(self, *, within_s: float = SETTLE_S) -> None:
