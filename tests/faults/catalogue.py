@@ -95,6 +95,8 @@ hold_s = 2.0
 keep_s = 1.0
 [rules.loss_spike]
 keep_s = 1.0
+[rules.memory_fragmented]
+hold_s = 3.0
 """
 
 

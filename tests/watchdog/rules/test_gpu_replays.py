@@ -1,4 +1,6 @@
-"""NVML's samples as H100s and H200s gave them (tests/gpu/results), played again with ranks on the cards, and with faults that nobody can cause on purpose."""
+"""NVML's samples as H100s and H200s gave them (tests/gpu/results), played again with ranks on the cards: with Xids that were recorded, and with faults that
+nobody can cause on purpose.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +57,36 @@ def test_the_newest_recording_answers_every_question_of_a_sample_and_agrees_with
 @pytest.mark.parametrize("load", LOADS, ids=ids)
 def test_a_card_under_load_as_it_was_recorded_is_no_finding(load: dict[str, Any]) -> None:
     assert played(load, {}, gpu=load["bears the load"], repeat=120).told == []
+
+
+XIDS = [
+    (path.name, event, recorded["samples around them"])
+    for path in sorted(RECORDED[0].parent.glob("faults-*.json"))
+    for recorded in [json.loads(path.read_text())]
+    for event in recorded["xids"]
+]
+
+
+@pytest.mark.parametrize(("name", "event", "samples"), XIDS, ids=[f"{name}-{event['during'][0]}" for name, event, _ in XIDS])
+@pytest.mark.parametrize("rank_is_on", ["it", "the other card"])
+def test_an_xid_as_the_driver_gave_it_after_a_real_assertion_is_told_of_the_rank_on_that_card_alone(
+    name: str, event: dict[str, Any], samples: list[dict[str, Any]], rank_is_on: str
+) -> None:
+    """What the node process asked NVML each second, before and after: the card is idle by then, or its memory is another's already."""
+    near = [one for one in samples if abs(one["time_ns"] - event["time_ns"]) < 4 * 10**9]
+    other = next(one["uuid"] for one in near if one["uuid"] != event["uuid"])
+    watch = Watch(codes=CODES)
+    for second, recorded in enumerate(near):
+        seen = GpuSample(**{key: tuple(value) if isinstance(value, list) else value for key, value in recorded.items()})
+        watch.second(block(5, second, gpu=event["uuid"] if rank_is_on == "it" else other), gpus=[seen])
+    if rank_is_on == "the other card":
+        assert watch.told == []
+        return
+    assert watch.told == [("gpu_xid", 5, "fires")]
+    sign = watch.found[0].sign
+    assert sign.gpu is not None and (sign.gpu["uuid"], sign.gpu["pci"]) == (event["uuid"], event["pci"])
+    assert sign.said.startswith(f"GPU {event['index']} of node-1 (rank 5): Xid {event['code']}, ")
+    assert sign.evidence == {"xid": [{"code": event["code"], "time_ns": event["time_ns"]}]}
 
 
 HOT = {"throttle_reasons": 0x40, "sm_clock_mhz": 1100, "max_sm_clock_mhz": 1980}
