@@ -167,7 +167,7 @@ def _violation(found: _Finding, origin: Origin) -> Violation:
     bad = ~torch.isfinite(found.out)
     element = flat_to_element(int(bad.reshape(-1).nonzero()[0]), found.out.shape)
     value, count = str(float(found.out[element])), int(bad.sum())
-    sample = _sample(found.out, element, origin)
+    sample = None if _is_broken(found.module) else _sample(found.out, element, origin)  # of broken weights no sample is the reason
     whose = found.path or type(found.module).__name__
     summary = f"the output of {whose} ({type(found.module).__name__}, {dtype}) is not finite: {value} in {count} of {bad.numel()} values"
     if sample is not None and sample.dataset_index is not None:
@@ -186,9 +186,13 @@ def _sample(out: torch.Tensor, element: tuple[int, ...], origin: Origin) -> Samp
     return origin.sample(next(key for key, tensor in origin.leaves.items() if tensor.dim()), element[:1])
 
 
+def _is_broken(module: torch.nn.Module) -> bool:
+    return any(not bool(torch.isfinite(weight).all()) for weight in module.parameters(recurse=False))
+
+
 def _cause(found: _Finding, whose: str, dtype: str) -> tuple[str, str]:
     weights = list(found.module.parameters(recurse=False))
-    if any(not bool(torch.isfinite(weight).all()) for weight in weights):
+    if _is_broken(found.module):
         return (
             f"The weights of {whose} are not finite any more: an earlier update broke them.",
             "Resume from the newest checkpoint that is finite, and look at the step before: learning rate, gradient clipping, loss scaling.",

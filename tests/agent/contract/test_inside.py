@@ -132,6 +132,7 @@ def test_weights_that_are_not_finite_any_more_are_an_earlier_steps_fault() -> No
     assert found is not None
     assert found.bound.module == "body"
     assert "earlier update" in found.cause
+    assert found.batch.sample is None and "sample" not in found.summary  # it had been blamed on one of the batch's
 
 
 def test_a_loss_that_only_the_loss_function_makes_infinite_blames_no_module() -> None:

@@ -76,7 +76,7 @@ def example_of(kind: str) -> str:
 
 
 def test_the_example_of_where_in_a_model_a_loss_went_wrong_is_a_sentence_of_a_real_run() -> None:
-    assert example_of("activation.not_finite") in TOLD_BY_RUNS
+    assert any(one.startswith(example_of("activation.not_finite")) for one in TOLD_BY_RUNS)
 
 
 class Small(nn.Module):

@@ -40,7 +40,7 @@ _CRITICAL = (
     )),
     ("activation_not_finite", _EVIDENCE, (
         ("activation.not_finite", "after a loss that is no number: the first module whose output is none, in one traced step",
-         "rank 1, step 153: the loss is nan: the output of head (Linear, float32) is not finite: nan in 16 of 64 values, sample 153 of the data set"),
+         "rank 1, step 153: the loss is nan: the output of head (Linear, float32) is not finite: nan in 16 of 64 values"),
     )),
     ("rank_failed", _FREE, (
         ("rank.exception", "Python's exceptions", "rank 1, in step 153: ValueError: a mistake of this script at train.py:250"),
