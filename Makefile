@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
 .PHONY: help venv demo test test-e2e test-services test-all check sim bench diagram clean
@@ -26,15 +27,20 @@ help:
 venv: $(READY)
 
 # Again only when the dependencies change. torch first and by itself: which build (CPU, CUDA) is the machine's choice, never this project's.
-$(READY): pyproject.toml
+$(RUNS): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, this is $(PYTHON): make PYTHON=..."; exit 1; }
 	@echo "making $(VENV) (torch first, which takes minutes where pip has to fetch it) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+# What tests and checks need besides (transformers, Lightning, a browser's driver ...): a first look is not made to wait for it.
+$(READY): $(RUNS)
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@
 
-demo: $(READY)
+demo: $(RUNS)
 	@echo "a training, stopped at a planted bad sample and resumed: about half a minute ..."
 	$(BIN)/watchdog demo
 

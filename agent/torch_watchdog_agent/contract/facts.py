@@ -138,7 +138,8 @@ def summary(facts: Facts) -> str:
     if fact.derived is not None and bound is not None:
         allowed = f", allowed {range_words(bound)}" if bound.low is not None or bound.high is not None else ""
         return f"{facts.cell} gives {fact.derived.expression} = {fact.derived.value}{more}{allowed} in {where}"
-    return f"{facts.cell} = {fact.value}{more}, allowed {range_words(bound)} in {where}" if bound is not None else facts.cell
+    taker = "as declared" if facts.op == "declared" else f"in {where}"
+    return f"{facts.cell} = {fact.value}{more}, allowed {range_words(bound)} {taker}" if bound is not None else facts.cell
 
 
 def range_words(bound: BoundFact) -> str:

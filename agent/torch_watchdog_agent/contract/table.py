@@ -19,7 +19,9 @@ _NOTHING: Mapping[Rule, str] = {}
 
 def as_table(contract: Contract, on_device: Mapping[Rule, str] = _NOTHING) -> dict[str, object]:
     """What is guarded, what is not and why. `on_device`: rules that a batch on a device is not held to in every step, and why."""
-    rules = [*all_declared(), *sorted(contract.rules.values(), key=lambda rule: rule.order)]
+    met = {key for tensors, *_ in contract.traces_of for key, *_ in tensors}
+    amiss = [rule for rule in all_declared() if met and rule.arg not in met]
+    rules = [*(rule for rule in all_declared() if rule not in amiss), *sorted(contract.rules.values(), key=lambda rule: rule.order)]
     guarded = [
         _row(rule) for rule in rules if rule.usable and (rule.recipe.leaves or rule.recipe.steps or rule.kind in ("spread", "reach"))
     ]
@@ -28,6 +30,7 @@ def as_table(contract: Contract, on_device: Mapping[Rule, str] = _NOTHING) -> di
         {"key": None, "expression": "", "op": op, "argument": arg, "module": module, "source": source, "why": why}
         for (op, arg, module, source), why in contract.opaque.items()
     ]
+    opaque += [{**_row(rule), "why": f"no traced batch has a tensor of this name: they have {', '.join(sorted(met))}"} for rule in amiss]
     opaque += [{**_row(rule), "why": why} for rule, why in on_device.items() if rule.usable]
     return {"traces": contract.traces, "guarded": guarded, "opaque": opaque}
 

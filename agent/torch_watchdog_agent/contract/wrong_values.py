@@ -25,6 +25,16 @@ _FAR = 16  # times the table
 _NO_TABLE = 1 << 31
 
 
+def _declared(facts: Facts) -> tuple[str, str] | None:
+    """A person's own bound: of an operator or a table nothing is known."""
+    if facts.op != "declared" or facts.bound is None:
+        return None
+    return (
+        f"{facts.spoken} holds {facts.value}, and {range_words(facts.bound)} was declared for it in {facts.bound.source} ({facts.evidence}).",
+        f"Correct {facts.spoken} where it is made, or the bound where it is declared.",
+    )
+
+
 def _pad_id(facts: Facts) -> tuple[str, str] | None:
     if facts.op != "embedding" or not isinstance(facts.value, int) or facts.value >= 0 or facts.value == -100:
         return None
@@ -304,7 +314,7 @@ def _plain(facts: Facts) -> tuple[str, str]:
 
 
 WRONG_VALUES = (
-    *(_cast_from_nan, _difference, _label_mask_in_inputs, _coordinate, _pad_id, _no_ignore_index, _void_class, _absurd, _segments),
-    *(_edges, _spans, _positions, _one_logit, _unknown_label, _from_one, _head_too_small, _tokens),
-    *(_not_a_probability, _plain),
+    *(_declared, _cast_from_nan, _difference, _label_mask_in_inputs, _coordinate, _pad_id, _no_ignore_index),
+    *(_void_class, _absurd, _segments, _edges, _spans, _positions, _one_logit, _unknown_label, _from_one),
+    *(_head_too_small, _tokens, _not_a_probability, _plain),
 )

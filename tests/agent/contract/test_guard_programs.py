@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -189,3 +189,19 @@ def test_bounds_of_the_settings_hold_from_the_first_batch_on(monkeypatch: pytest
         found = loop.guard.fetched(bad, indices=None, worker=None).violation
         assert found is not None and found.bound is not None
         assert (found.batch.key, found.batch.value, found.bound.learned_from) == (key, value, "declared by you")
+
+
+def test_a_broken_declaration_is_told_as_one_and_one_that_no_batch_meets_is_not_called_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declared, "_rules", {})
+    declared.take_settings({"y": {"low": 1, "high": 3}, "lables": {"high": 3}})
+    loop = Loop(Net(), step)
+    legal = {"ids": torch.randint(0, 10, (4, 6)), "y": torch.tensor([1, 3, 2, 1])}
+    loop.train([legal] * 4)
+    found = loop.guard.fetched(legal | {"y": torch.tensor([1, 0, 2, 1])}, indices=None, worker=None).violation
+    assert found is not None and found.summary == "y[1] = 0, allowed 1..3 as declared"
+    assert "1..3 was declared for it in [bounds] in watchdog.toml" in found.cause and "table" not in found.cause + found.fix
+    contract: Any = loop.guard.contract()
+    assert "lables" not in {row["key"] for row in contract["guarded"]}
+    assert ("lables", "no traced batch has a tensor of this name: they have ids, y") in {
+        (row["key"], row["why"]) for row in contract["opaque"]
+    }

@@ -142,6 +142,13 @@ def test_a_contract_is_shown_as_the_rank_wrote_it(runs: Runs, ended_job: RunDire
     assert all(re.search(rf"^{column}  ", shown, re.MULTILINE) for column in ("tensor     ", "learned from", "a bad batch "))
 
 
+def test_a_line_of_an_installed_library_is_shown_without_its_folder_of_packages(runs: Runs, ended_job: RunDirectory) -> None:
+    row = LEARNED["guarded"][0] | {"source": "/opt/env/lib/python3.11/site-packages/transformers/models/bert/modeling_bert.py:100"}
+    write_json(ended_job.contract_file(0), LEARNED | {"guarded": [row]})
+    shown = runs("contract", "train-1").stdout
+    assert "  transformers/models/bert/modeling_bert.py:100  " in shown and "site-packages" not in shown
+
+
 def test_the_newest_jobs_contract_is_shown_where_none_is_named(runs: Runs, ended_job: RunDirectory) -> None:
     write_json(ended_job.contract_file(0), LEARNED)
     assert "rank 0 of job train-1" in runs("contract").stdout

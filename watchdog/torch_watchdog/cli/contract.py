@@ -5,6 +5,7 @@ Owns the words of the two tables. What the rank wrote is shown whole by --json; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,4 +113,5 @@ def _consumer(row: Row) -> str:
 
 
 def _line(row: Row) -> str:
-    return as_typed(row.get("source") or "", here())
+    """From where the person stands; of an installed library without its folder of packages, which is half a terminal wide."""
+    return re.sub(r"^.*/(?:site|dist)-packages/", "", as_typed(row.get("source") or "", here()))
