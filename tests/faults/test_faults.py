@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
-from catalogue import FAULTS, clean_runs, launches, precursor_launches
+import faults as on_gpu
+from catalogue import FAULTS, ON_GPU, clean_runs, launches, precursor_launches
 from run import but_for_the_restart, environment, judged, run
 
 
@@ -83,3 +85,23 @@ def test_a_restart_whose_cause_is_not_told_or_told_as_another_is_a_surprise() ->
     assert len(but_for_the_restart(plan, [])) == 1
     assert but_for_the_restart(plan, [died, spike := incident("loss.spike", 1, 90) | {"attempt": 1}]) == [spike]
     assert len(but_for_the_restart(plan, [died | {"attempt": 1}])) == 2
+
+
+def test_every_fault_of_a_gpu_is_met_once_a_seed_and_without_one_all_others() -> None:
+    together, alone = on_gpu.launches(0)
+    placed = [fault for _, _, faults in (*together, *alone) for fault, _ in faults]
+    assert sorted(map(ON_GPU.index, (fault for fault in placed if fault in ON_GPU))) == list(range(len(ON_GPU)))
+    here = [on_gpu.on_cpu(one) for one in (*together, *alone)]
+    assert [fault.name for _, _, faults in here for fault, _ in faults] == ["slow_loader", "nan_loss", "ids_creep", "straggler_compute"]
+    assert {name for _, plan, _ in here for name, *_ in plan["faults"]} == {"slow_loader", "nan_loss", "ids_creep", "straggler_compute"}
+
+
+@pytest.mark.parametrize(("full_in", "holds"), [(750, True), (751, False)])
+def test_a_forecast_is_held_against_the_step_in_which_the_gpu_was_full(full_in: int, holds: bool) -> None:
+    """Of the words of a real launch."""
+    grows = "rank 0, step 615: 108.1 GiB are allocated when a step ends, 63.6 MiB more each step: 139.8 GiB are full in step 700..750 at this rate"
+    full = f"rank 0, in step {full_in}: OutOfMemoryError: CUDA out of memory."
+    said = {"are full in step": grows, "out of memory": full}
+    found = [{"fault": on_gpu.ALL.index(one), "told": True, "summary": said[one.says]} for one in on_gpu.named("leak")]
+    forecast = on_gpu.judged({"found": found})["forecast"]
+    assert (forecast["told_at"], forecast["holds"], forecast["lead"]) == (615, holds, full_in - 615)
