@@ -56,6 +56,11 @@ def test_an_option_of_a_launch_is_refused_where_it_means_nothing(runs: Runs) -> 
     assert done.returncode == 2 and "--policy is an option of a launch" in done.stderr
 
 
+def test_an_option_that_a_command_has_itself_is_told_where_it_stands(runs: Runs) -> None:
+    done = runs("--job", "mine", "scan", "true")
+    assert done.returncode == 2 and "--job stands behind the command here: `watchdog scan --job ...`" in done.stderr
+
+
 def test_an_incident_that_is_named_without_its_job_is_told_how_it_is_named(runs: Runs) -> None:
     done = runs("ack", "1")
     assert done.returncode == 2 and "'1' is no JOB/ID" in done.stderr and "train/1" in done.stderr

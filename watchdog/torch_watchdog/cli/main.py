@@ -100,8 +100,11 @@ def _refuse_launch_options(context: click.Context) -> None:
     given = [name for name in context.params if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     foreign = [name for name in given if name not in OF_EVERY_COMMAND]
     if foreign:
-        option = f"--{foreign[0].replace('_', '-')}"
-        raise click.UsageError(f"{option} is an option of a launch, `watchdog {context.invoked_subcommand}` does not take it")
+        option, command = f"--{foreign[0].replace('_', '-')}", context.invoked_subcommand or ""
+        found = watchdog.get_command(context, command)
+        if found is not None and any(option in parameter.opts for parameter in found.params):
+            raise click.UsageError(f"{option} stands behind the command here: `watchdog {command} {option} ...`")
+        raise click.UsageError(f"{option} is an option of a launch, `watchdog {command}` does not take it")
 
 
 def main() -> NoReturn:
