@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.gpu import OnGpu
+from torch_watchdog_agent.rescue.own_failure import OwnFailure
 from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import Words, words_of
-from torch_watchdog_agent.rescue.workers import TORCHS_WORD, dead_workers
 from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Leave, Left, Order, Saved, WriteCommitted
-from torch_watchdog_proto.rescue_words import Failed, Free, Freed, GroupCalls, Holds, Look, Looked, Release, Rescue
+from torch_watchdog_proto.rescue_words import Free, Freed, Holds, Look, Looked, Release, Rescue
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
@@ -55,8 +55,7 @@ class Rescuer:
         self._asked = self._standing = self._over = False
         self._gpu = OnGpu(rank)
         self.batches = RecentBatches(rank)
-        # id of an exception in flight, when it was noticed, and after which collectives
-        self._first_seen: tuple[int, int, tuple[GroupCalls, ...]] | None = None
+        self._own = OwnFailure(rank, self._gpu, self.batches)
 
     # The training thread
 
@@ -143,10 +142,7 @@ class Rescuer:
 
     def noticed(self, error: BaseException) -> None:
         """An exception is in flight, and a process group is about to be torn down because of it: remember when that was."""
-        if self._first_seen is None or self._first_seen[0] != id(error):
-            from torch_watchdog_agent.rescue.looking import calls_at
-
-            self._first_seen = (id(error), time.time_ns(), calls_at(error, self._rank))
+        self._own.noticed(error)
 
     def keep(self, batch: Any) -> None:
         """The batch that is about to be used."""
@@ -156,33 +152,12 @@ class Rescuer:
         """An exception leaves the training: tell it. `words`: what was said of it while it was raised."""
         from torch_watchdog_agent.rescue.looking import recorded
 
-        rank, words = self._rank, words or words_of(error)
-        if TORCHS_WORD not in words.text and (worker := dead_workers(error)):  # what it met of that is the first of its chain
-            words.text = f"{words.text}; {worker}"
-        step, between = self._step_of(words.text)
-        self.batches.write_bundle(step)
-        self.noticed(error)
-        _, time_ns, calls = self._first_seen or (0, 0, ())
-        message = Failed(
-            rank=rank.identity.rank, step=step, between=between, time_ns=time_ns, updates_applied=rank.loop.updates_applied, text=words.text,
-            chain=words.chain, where=words.where, calls=calls,
-        )  # fmt: skip
+        rank, message = self._rank, self._own.told(error, words or words_of(error))
         with self._changed:
             self._asked = rank.config.policy != "observe" and rank.identity.world_size > 1
         if not rank.tell(message):
             self._asked = False
         recorded(rank, device_answers=lambda: True)  # the others are being freed meanwhile
-
-    def _step_of(self, failure: str) -> tuple[int, bool]:
-        """A device's failure is heard when Python is steps ahead of it."""
-        step = self._gpu.step_of_failure() if "CUDA error" in failure else None
-        return self._step_at_hand() if step is None else (step, False)
-
-    def _step_at_hand(self) -> tuple[int, bool]:
-        """The step that it is in, or between two the next, and whether that is so."""
-        loop = self._rank.loop
-        in_window = loop.is_open(loop.step)
-        return loop.step + (not in_window and loop.updates_applied > 0), not in_window
 
     def await_word(self) -> None:
         """After the rank's last exception was shown: a healthy state must not go before it is saved."""
@@ -220,7 +195,7 @@ class Rescuer:
         """Where the training thread is: asked once the job has come to a standstill."""
         from torch_watchdog_agent.rescue.looking import answer
 
-        return answer(order, self._rank, self._gpu, at=self._step_at_hand())
+        return answer(order, self._rank, self._gpu, at=self._own.step_at_hand())
 
     def _begin(self, free: Free) -> None:
         if self._free is not None or self._over:
