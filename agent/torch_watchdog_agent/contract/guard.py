@@ -17,7 +17,7 @@ import torch
 from torch_watchdog_agent.contract.aftermath import probability_violation
 from torch_watchdog_agent.contract.check import UNREAD, Extremes, extremes
 from torch_watchdog_agent.contract.checked import Checked, UnderCheck
-from torch_watchdog_agent.contract.declared import declared_rules, declared_version
+from torch_watchdog_agent.contract.declared import declared_rules
 from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
@@ -26,9 +26,9 @@ from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.mailbox import Mailbox
 from torch_watchdog_agent.contract.misfit import misfit
 from torch_watchdog_agent.contract.mode import compiled_code_in_the_way, modes_on_stack, without_modes
-from torch_watchdog_agent.contract.ondevice import NO_CHECKS, DeviceChecks, Finite, Look, Part
-from torch_watchdog_agent.contract.placement import stand_ins, taken_from
-from torch_watchdog_agent.contract.plan import Finding, Plan, plan_for
+from torch_watchdog_agent.contract.ondevice import Finite, Look, Part
+from torch_watchdog_agent.contract.plan import Finding, plan_for
+from torch_watchdog_agent.contract.plans import MAX_PLANS, Plans
 from torch_watchdog_agent.contract.reading import is_on_device, lesson_of, read
 from torch_watchdog_agent.contract.ready import Readies
 from torch_watchdog_agent.contract.repair import legal_stand_in
@@ -45,7 +45,6 @@ from torch_watchdog_proto.messages import Violation
 __all__ = ["Checked", "Guard", "UnderCheck"]
 
 Result = TypeVar("Result")
-MAX_PLANS = 256
 
 
 class Guard:
@@ -72,7 +71,7 @@ class Guard:
         self._say, self._patient, self._is_elsewhere, self._mailbox = say, patient, is_elsewhere, mailbox or Mailbox()
         self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(outlier_times=outlier_times), Scalars()
         self._tracer = Tracer(self._names, self._contract, on_refused, on_noticed)
-        self._plans: dict[tuple[Signature, frozenset[str]], tuple[int, Plan, DeviceChecks]] = {}
+        self._plans = Plans(self._contract)
         self._usual: dict[tuple[Signature, frozenset[str]], Checked] = {}
         self._readies = Readies()
         self._watch = ModuleWatch(self._names) if watch_modules else None
@@ -82,7 +81,6 @@ class Guard:
         self._batch: object = None
         self._off = False
         self._told_version = 0
-        self._uncovered: dict[Rule, str] = {}  # on a device, and why
         self._said: set[str] = set()
 
     def fetched(self, batch: object, *, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
@@ -168,7 +166,7 @@ class Guard:
 
     def contract(self) -> dict[str, object]:
         """All that is guarded and all that is not, JSON-able."""
-        return self._guarded({"traces": 0, "guarded": [], "opaque": []}, as_table, self._contract, self._uncovered)
+        return self._guarded({"traces": 0, "guarded": [], "opaque": []}, as_table, self._contract, self._plans.uncovered)
 
     # Fail open
 
@@ -187,7 +185,7 @@ class Guard:
     def _turn_off(self, why: str) -> None:
         self._off = True
         self._tracer.abandon()
-        self._plans.clear()
+        self._plans.forget()
         self._say(f"the batch guard turned itself off, the training goes on unguarded ({why})")
 
     def _say_once(self, what: str) -> None:
@@ -200,8 +198,7 @@ class Guard:
     def _check(self, batch: object, indices: Sequence[int | None] | None, worker: int | None) -> Checked:
         training = self._names.training()
         if not (torch._C._len_torch_dispatch_stack() or self._contract.is_outdated()):
-            version = self._contract.version + declared_version()
-            like_before = self._readies.checked(batch, training, version, self._batches, indices, worker)
+            like_before = self._readies.checked(batch, training, self._plans.version, self._batches, indices, worker)
             if like_before is not None:
                 self._seen.batches += 1
                 return like_before
@@ -214,7 +211,7 @@ class Guard:
             signature = signature_of(leaves, training, telling)
         origin = Origin(leaves=leaves, indices=indices, worker=worker, own=own)
         usual = self._usual.get((signature, elsewhere)) if elsewhere else None
-        if usual is not None and usual.version == self._version:
+        if usual is not None and usual.version == self._plans.version:
             return Checked(
                 batch_id=self._batches, leaves=own, stats=usual.stats, origin=origin, signature=signature, version=usual.version,
                 legal=usual.legal, elsewhere=elsewhere, on_device=usual.on_device, seen=usual.seen, is_usual=True,
@@ -227,8 +224,10 @@ class Guard:
             elif checked.violation is None:
                 self._seen.took(news, leaves, seen)
             if not (elsewhere or checked.needs_trace or checked.violation or checked.warnings):
-                self._readies.prepare(batch, checked, self._plan(signature, leaves, elsewhere)[0], self._seen.past_of)
+                self._readies.prepare(batch, checked, self._plans.of(signature, leaves, elsewhere)[0], self._seen.past_of)
         elif len(elsewhere) == len(leaves) and not (news or checked.needs_trace or checked.violation or checked.warnings):
+            if len(self._usual) >= MAX_PLANS:
+                self._usual.clear()
             self._usual[signature, elsewhere] = checked  # the next one of this signature has nothing to tell before the device has looked
         return checked
 
@@ -240,14 +239,14 @@ class Guard:
             return False  # nothing is learned
         if self._contract.traces_of[structure_of(signature)] < TRACES_FOR_DERIVED:
             return True
-        plan, _ = self._plan(signature, leaves, elsewhere)
+        plan, _ = self._plans.of(signature, leaves, elsewhere)
         return bool(plan.unsettled or plan.broken)
 
     def _judged(
         self, number: int, signature: Signature, origin: Origin, elsewhere: frozenset[str]
     ) -> tuple[Checked, dict[str, Extremes], list[str]]:
         leaves = origin.leaves
-        plan, on_device = self._plan(signature, leaves, elsewhere)
+        plan, on_device = self._plans.of(signature, leaves, elsewhere)
         seen = {key: UNREAD if key in elsewhere else extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
         findings, failed = plan.findings(leaves, seen)
         news = self._seen.news(leaves, seen)
@@ -263,36 +262,11 @@ class Guard:
             batch_id=number, leaves=origin.own, stats=tuple(seen[key].stat(key, tensor) for key, tensor in leaves.items()),
             violation=violation, warnings=warnings,
             needs_trace=bool(leaves) and bool(untaught or findings or failed or plan.unsettled or plan.broken),
-            origin=origin, signature=signature, version=self._version, suspects=tuple(finding.rule for finding in findings),
+            origin=origin, signature=signature, version=self._plans.version, suspects=tuple(finding.rule for finding in findings),
             unsettled=(*plan.unsettled, *plan.broken), oddities=tuple(oddities), legal=plan.legal, elsewhere=elsewhere, on_device=on_device,
             seen=seen,
         )  # fmt: skip
         return checked, seen, news
-
-    @property
-    def _version(self) -> int:
-        """Changes with everything that a plan is made of."""
-        return self._contract.version + declared_version()
-
-    def _plan(self, signature: Signature, leaves: Mapping[str, torch.Tensor], elsewhere: frozenset[str]) -> tuple[Plan, DeviceChecks]:
-        if self._contract.is_outdated():
-            self._contract.forget_changed()
-        known = self._plans.get((signature, elsewhere))
-        if known is not None and known[0] == self._version:
-            return known[1], known[2]
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
-            self._usual.clear()
-        shaped = stand_ins(leaves, elsewhere) if elsewhere else leaves
-        plan = plan_for(
-            [*declared_rules(shaped), *self._contract.usable(structure_of(signature))], shaped, shapes_of(shaped), unread=elsewhere
-        )
-        checks = NO_CHECKS
-        if elsewhere:
-            checks = taken_from(plan, leaves, shaped, elsewhere, frozenset(self._contract.flowed - self._contract.handled))
-            self._uncovered = {rule: why for rule, why in self._uncovered.items() if rule.usable} | dict(checks.uncovered)
-        self._plans[signature, elsewhere] = (self._version, plan, checks)
-        return plan, checks
 
     # What is on a device
 
@@ -356,7 +330,7 @@ class Guard:
                 return None
 
     def _judged_again(self, checked: Checked) -> Checked:
-        if checked.origin is None or checked.version == self._version:
+        if checked.origin is None or checked.version == self._plans.version:
             return checked
         with without_modes():
             again = self._judged(checked.batch_id, checked.signature, checked.origin, checked.elsewhere)[0]
