@@ -98,6 +98,8 @@ def _noting(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(theirs)
     def next_index(self: Any) -> Any:
         index = theirs(self)
+        while _is_left_out is not None and _is_left_out(index):
+            index = theirs(self)
         if isinstance(index, list):
             index = _left_out(self, index) or index
         notes = self.__dict__

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from torch_watchdog_agent.contract import Guard
 from torch_watchdog_agent.contract.guard import Checked
+from torch_watchdog_agent.hooks import indices
 from torch_watchdog_agent.hooks.indices import Indices, Source
 from torch_watchdog_agent.hooks.scan import Scan, bad_samples
 
@@ -65,6 +67,14 @@ def test_a_scan_that_goes_on_leaves_out_what_any_rank_has_looked_at(tmp_path: Pa
     assert not again.has_seen([0, 6])
     assert not again.has_seen([])
     assert not again.has_seen(None)
+
+
+def test_no_loader_makes_a_batch_that_an_earlier_scan_has_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indices, "_is_left_out", lambda index: index[0] < 4)
+    asked = iter([[0, 1], [2, 3], [4, 5]])
+    iterator = type("Iterator", (), {"_next_index": lambda self: next(asked), "_reset": lambda self: None})
+    indices.patch(iterator)
+    assert iterator()._next_index() == [4, 5]
 
 
 def test_findings_of_an_earlier_scan_are_taken_over_once(tmp_path: Path) -> None:
