@@ -140,7 +140,9 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job as the daemon sees it now. `state` in words: running, stopping, ended. `lost_records`: overwritten before they could be read."""
+    """One job as the daemon sees it now. `state` in words: running, stopping, ended. `lost_records`: overwritten before they could be read.
+    `standstill`: who is late and since when, where no step comes although one is due; long before anything is done about it.
+    """
 
     job: str
     state: Literal["running", "stopping", "ended"]
@@ -154,6 +156,7 @@ class JobStatus:
     lost_records: int = 0
     exit_code: int | None = None
     ranks: tuple[RankStatus, ...] = ()
+    standstill: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from torch_watchdog_proto.v1 import telemetry_pb2 as torch__watchdog__proto_dot_v1_dot_telemetry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#torch_watchdog_proto/v1/query.proto\x12\x11torch_watchdog.v1\x1a\'torch_watchdog_proto/v1/telemetry.proto\"\x11\n\x0fListJobsRequest\"<\n\x0eListJobsAnswer\x12*\n\x04jobs\x18\x01 \x03(\x0b\x32\x1c.torch_watchdog.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x8c\x02\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07run_dir\x18\x06 \x01(\t\x12\x11\n\tstarted_s\x18\x07 \x01(\x01\x12\r\n\x05nodes\x18\x08 \x03(\t\x12\x11\n\tincidents\x18\t \x01(\r\x12\x14\n\x0clost_records\x18\n \x01(\x04\x12\x16\n\texit_code\x18\x0b \x01(\x11H\x00\x88\x01\x01\x12,\n\x05ranks\x18\x0c \x03(\x0b\x32\x1d.torch_watchdog.v1.RankStatusB\x0c\n\n_exit_code\"\xcd\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\x12\r\n\x05\x61live\x18\x05 \x01(\x08\x12\x16\n\tlast_step\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\x04loss\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0bstep_time_s\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0blast_seen_s\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x0fupdates_applied\x18\n \x01(\x04H\x04\x88\x01\x01\x12\x1c\n\x0f\x62\x65gan_at_update\x18\x0b \x01(\x04H\x05\x88\x01\x01\x42\x0c\n\n_last_stepB\x07\n\x05_lossB\x0e\n\x0c_step_time_sB\x0e\n\x0c_last_seen_sB\x12\n\x10_updates_appliedB\x12\n\x10_began_at_update\"-\n\x13ListIncidentsAnswer\x12\x16\n\x0eincidents_json\x18\x01 \x03(\t\"\x88\x01\n\x0fGetStepsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nfirst_step\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x16\n\tlast_step\x18\x04 \x01(\x04H\x02\x88\x01\x01\x42\x07\n\x05_rankB\r\n\x0b_first_stepB\x0c\n\n_last_step\"E\n\x0cOrderRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"-\n\x0bOrderAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0c\n\x04text\x18\x02 \x01(\t\",\n\x0f\x43ontractRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\'\n\x0e\x43ontractAnswer\x12\x15\n\rcontract_json\x18\x01 \x01(\t2\xf0\x03\n\x05Query\x12Q\n\x08ListJobs\x12\".torch_watchdog.v1.ListJobsRequest\x1a!.torch_watchdog.v1.ListJobsAnswer\x12\x45\n\x06GetJob\x12\x1d.torch_watchdog.v1.JobRequest\x1a\x1c.torch_watchdog.v1.JobStatus\x12V\n\rListIncidents\x12\x1d.torch_watchdog.v1.JobRequest\x1a&.torch_watchdog.v1.ListIncidentsAnswer\x12N\n\x08GetSteps\x12\".torch_watchdog.v1.GetStepsRequest\x1a\x1c.torch_watchdog.v1.StepBlock0\x01\x12O\n\x0cRequestOrder\x12\x1f.torch_watchdog.v1.OrderRequest\x1a\x1e.torch_watchdog.v1.OrderAnswer\x12T\n\x0bGetContract\x12\".torch_watchdog.v1.ContractRequest\x1a!.torch_watchdog.v1.ContractAnswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#torch_watchdog_proto/v1/query.proto\x12\x11torch_watchdog.v1\x1a\'torch_watchdog_proto/v1/telemetry.proto\"\x11\n\x0fListJobsRequest\"<\n\x0eListJobsAnswer\x12*\n\x04jobs\x18\x01 \x03(\x0b\x32\x1c.torch_watchdog.v1.JobStatus\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\xa0\x02\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x0f\n\x07run_dir\x18\x06 \x01(\t\x12\x11\n\tstarted_s\x18\x07 \x01(\x01\x12\r\n\x05nodes\x18\x08 \x03(\t\x12\x11\n\tincidents\x18\t \x01(\r\x12\x14\n\x0clost_records\x18\n \x01(\x04\x12\x16\n\texit_code\x18\x0b \x01(\x11H\x00\x88\x01\x01\x12,\n\x05ranks\x18\x0c \x03(\x0b\x32\x1d.torch_watchdog.v1.RankStatus\x12\x12\n\nstandstill\x18\r \x01(\tB\x0c\n\n_exit_code\"\xcd\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\x12\r\n\x05\x61live\x18\x05 \x01(\x08\x12\x16\n\tlast_step\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\x04loss\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0bstep_time_s\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0blast_seen_s\x18\t \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x0fupdates_applied\x18\n \x01(\x04H\x04\x88\x01\x01\x12\x1c\n\x0f\x62\x65gan_at_update\x18\x0b \x01(\x04H\x05\x88\x01\x01\x42\x0c\n\n_last_stepB\x07\n\x05_lossB\x0e\n\x0c_step_time_sB\x0e\n\x0c_last_seen_sB\x12\n\x10_updates_appliedB\x12\n\x10_began_at_update\"-\n\x13ListIncidentsAnswer\x12\x16\n\x0eincidents_json\x18\x01 \x03(\t\"\x88\x01\n\x0fGetStepsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nfirst_step\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x16\n\tlast_step\x18\x04 \x01(\x04H\x02\x88\x01\x01\x42\x07\n\x05_rankB\r\n\x0b_first_stepB\x0c\n\n_last_step\"E\n\x0cOrderRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"-\n\x0bOrderAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0c\n\x04text\x18\x02 \x01(\t\",\n\x0f\x43ontractRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\'\n\x0e\x43ontractAnswer\x12\x15\n\rcontract_json\x18\x01 \x01(\t2\xf0\x03\n\x05Query\x12Q\n\x08ListJobs\x12\".torch_watchdog.v1.ListJobsRequest\x1a!.torch_watchdog.v1.ListJobsAnswer\x12\x45\n\x06GetJob\x12\x1d.torch_watchdog.v1.JobRequest\x1a\x1c.torch_watchdog.v1.JobStatus\x12V\n\rListIncidents\x12\x1d.torch_watchdog.v1.JobRequest\x1a&.torch_watchdog.v1.ListIncidentsAnswer\x12N\n\x08GetSteps\x12\".torch_watchdog.v1.GetStepsRequest\x1a\x1c.torch_watchdog.v1.StepBlock0\x01\x12O\n\x0cRequestOrder\x12\x1f.torch_watchdog.v1.OrderRequest\x1a\x1e.torch_watchdog.v1.OrderAnswer\x12T\n\x0bGetContract\x12\".torch_watchdog.v1.ContractRequest\x1a!.torch_watchdog.v1.ContractAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,21 +29,21 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_JOBREQUEST']._serialized_start=180
   _globals['_JOBREQUEST']._serialized_end=205
   _globals['_JOBSTATUS']._serialized_start=208
-  _globals['_JOBSTATUS']._serialized_end=476
-  _globals['_RANKSTATUS']._serialized_start=479
-  _globals['_RANKSTATUS']._serialized_end=812
-  _globals['_LISTINCIDENTSANSWER']._serialized_start=814
-  _globals['_LISTINCIDENTSANSWER']._serialized_end=859
-  _globals['_GETSTEPSREQUEST']._serialized_start=862
-  _globals['_GETSTEPSREQUEST']._serialized_end=998
-  _globals['_ORDERREQUEST']._serialized_start=1000
-  _globals['_ORDERREQUEST']._serialized_end=1069
-  _globals['_ORDERANSWER']._serialized_start=1071
-  _globals['_ORDERANSWER']._serialized_end=1116
-  _globals['_CONTRACTREQUEST']._serialized_start=1118
-  _globals['_CONTRACTREQUEST']._serialized_end=1162
-  _globals['_CONTRACTANSWER']._serialized_start=1164
-  _globals['_CONTRACTANSWER']._serialized_end=1203
-  _globals['_QUERY']._serialized_start=1206
-  _globals['_QUERY']._serialized_end=1702
+  _globals['_JOBSTATUS']._serialized_end=496
+  _globals['_RANKSTATUS']._serialized_start=499
+  _globals['_RANKSTATUS']._serialized_end=832
+  _globals['_LISTINCIDENTSANSWER']._serialized_start=834
+  _globals['_LISTINCIDENTSANSWER']._serialized_end=879
+  _globals['_GETSTEPSREQUEST']._serialized_start=882
+  _globals['_GETSTEPSREQUEST']._serialized_end=1018
+  _globals['_ORDERREQUEST']._serialized_start=1020
+  _globals['_ORDERREQUEST']._serialized_end=1089
+  _globals['_ORDERANSWER']._serialized_start=1091
+  _globals['_ORDERANSWER']._serialized_end=1136
+  _globals['_CONTRACTREQUEST']._serialized_start=1138
+  _globals['_CONTRACTREQUEST']._serialized_end=1182
+  _globals['_CONTRACTANSWER']._serialized_start=1184
+  _globals['_CONTRACTANSWER']._serialized_end=1223
+  _globals['_QUERY']._serialized_start=1226
+  _globals['_QUERY']._serialized_end=1722
 # @@protoc_insertion_point(module_scope)

@@ -121,6 +121,14 @@ def test_a_rank_that_does_something_else_is_late_but_not_hung_until_the_collecti
     assert run.timeout_s * 0.8 <= run.now
 
 
+def test_a_standstill_is_told_in_words_from_its_first_verdict_until_a_step_comes() -> None:
+    run = Run(timeout_s=100.0)
+    run.look(waits=(0,), elsewhere=(1,))
+    assert run.watch.standstill.startswith("rank 0 waits for rank 1: ") and "no step for" in run.watch.standstill
+    run.watch.progressed(run.now)
+    assert run.watch.standstill == ""
+
+
 def test_it_is_sure_well_before_the_collective_gives_up() -> None:
     for timeout_s in (20.0, 30.0, 47.0, 100.0, 600.0):
         run = Run(timeout_s=timeout_s)

@@ -143,13 +143,31 @@ def stands_still(run: Run, *, until: float) -> list[Any]:
     return told
 
 
+def report(run: Run, seq: int, **columns: Any) -> None:
+    block = m.StepBlock(rank=0, attempt=0, pid=10, first_record=seq, **columns)
+    run.handle(ReportCame(node="a", report=m.NodeReport(seq=seq, time_ns=0, steps=m.StepTable.of((block,)))))
+
+
+def test_a_standstill_is_in_the_status_until_a_step_comes_and_a_batch_that_a_rank_ended_in_is_none() -> None:
+    run = Run()
+    for step in range(5):
+        run.now += 1
+        report(run, step + 1, step=(step,), step_ns=(1,))
+    assert run.job.status().standstill == ""
+    stands_still(run, until=run.now + 15)
+    assert run.job.status().standstill.startswith("rank 0 waits for rank 1: ")
+    report(run, 6, micro_step=(0,), micro_of_step=(5,), micro_time_ns=(0,), loader_ns=(0,), loss=(0.0,), loss_known=(False,))
+    assert run.job.status().standstill
+    report(run, 7, step=(5,), step_ns=(1,))
+    assert run.job.status().standstill == ""
+
+
 def test_a_network_that_fails_for_a_while_ends_no_job() -> None:
     """Found by reading: the node was back, and its ranks were ended two seconds later, because what they had been asked was lost with the line."""
     run = Run()
     for step in range(5):
         run.now += 1
-        block = m.StepBlock(rank=0, attempt=0, pid=10, first_record=step, step=(step,), step_ns=(1,))
-        run.handle(ReportCame(node="a", report=m.NodeReport(seq=step + 1, time_ns=0, steps=m.StepTable.of((block,)))))
+        report(run, step + 1, step=(step,), step_ns=(1,))
     began = run.now
     assert not any(isinstance(order, Free) for order in stands_still(run, until=began + 15))
     run.handle(NodeAway(node="b"))

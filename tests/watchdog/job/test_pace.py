@@ -14,7 +14,7 @@ def batches(rank: int, *, first: int = 0, known: list[bool], steps: list[int] | 
     of_step = steps or list(range(first, first + len(known)))
     zeros = [0] * len(known)
     return StepBlock(
-        rank=rank, attempt=0, pid=100 + rank, first_record=0, micro_step=zeros, micro_of_step=of_step, micro_time_ns=zeros, loader_ns=zeros,
+        rank=rank, attempt=0, pid=100 + rank, first_record=0, micro_step=zeros, micro_of_step=of_step, micro_time_ns=[1] * len(known), loader_ns=zeros,
         loss=[1.0 if one else math.nan for one in known], loss_known=known, evaluation=[evaluation] * len(known),
     )  # fmt: skip
 
@@ -43,6 +43,11 @@ def test_a_step_that_no_other_rank_has_been_through_tells_nothing_yet() -> None:
 
 def test_batches_of_an_evaluation_have_no_backward_and_are_not_left_out() -> None:
     assert skipped(batches(0, known=[True] * 3), batches(1, known=[True]), batches(1, first=1, known=[False, False], evaluation=True)) == {}
+
+
+def test_a_batch_that_its_rank_ended_in_is_not_left_out() -> None:
+    """Of it only the tensors were recorded, whether its backward ran or not: the node gives it no time."""
+    assert skipped(batches(0, known=[True] * 2), replace(batches(1, known=[True, False]), micro_time_ns=[1, 0])) == {}
 
 
 def test_a_rank_whose_losses_are_never_seen_is_not_taken_for_one_that_skips() -> None:

@@ -227,6 +227,22 @@ def test_the_death_that_ended_the_job_is_told_before_a_skip_that_it_had_gone_on_
     assert "went on without the bad batch" in summarise([skipped, died], replace(END, exit_code=0, stopped_by_us=False))[0]
 
 
+def test_who_was_late_when_a_job_was_ended_is_told_unless_it_is_what_was_found() -> None:
+    end = replace(
+        END,
+        exit_code=143,
+        stopped_by_us=False,
+        signalled="SIGTERM",
+        standstill="rank 0 waits for rank 1: it is in train.py:40; no step for 113 s",
+    )
+    note = f"  note   it stood still by then: {end.standstill}"
+    assert summarise([], end)[1:] == [note]
+    asked_to_end = {"kind": "rank.died", "severity": "warning", "summary": "rank 1: ended by SIGTERM from outside"}
+    assert note in summarise([asked_to_end], end)
+    assert note not in summarise([{**asked_to_end, "kind": "rank.hang"}], end)
+    assert note not in summarise([], replace(end, exit_code=0))
+
+
 def test_a_stop_that_was_taken_back_is_no_finding_of_a_job_that_went_on() -> None:
     taken_back = {
         "kind": "order.stop",

@@ -74,6 +74,7 @@ def _facts(job: JobStatus) -> dict[str, object]:
     }
     facts |= {"resumed": f"from {seen['resumed_from']}"} if seen["resumed_from"] else {}
     facts |= {"incidents": seen["incidents"], "files": job.run_dir}
+    facts |= {"standstill": job.standstill} if job.standstill else {}
     if job.lost_records:
         facts["lost"] = f"{job.lost_records} records were overwritten before they could be read"
     return facts

@@ -65,7 +65,8 @@ class Attempt:
             return
         self._rank(block.rank, node, block.pid).record(block, now)
         self._losses.see(block, now)
-        if block.step or block.micro_step:
+        # What ranks write out while they are freed is no progress, nor a batch that one ended in, which has no time.
+        if (block.step or any(block.micro_time_ns)) and not self._rescues.has_begun:
             self._hangs.progressed(now, [step_ns / 1e9 for step_ns in block.step_ns])
         self._pace.see(block)
 
@@ -249,6 +250,11 @@ class Attempt:
     def ask_node(self, rank: int) -> Iterable[Effect]:
         """What the rank and the workers of its loaders do; the rank itself is left alone."""
         return self._tell_each((stop.Tell(rank=rank, order=Look(generation=0)),))
+
+    @property
+    def standstill(self) -> str:
+        """Who is late and since when, in words; empty while steps come."""
+        return self._hangs.standstill
 
     def _ranks_in_training(self) -> frozenset[int]:
         return frozenset(rank.rank for rank in self.ranks.values() if rank.alive and rank.phase != "end")

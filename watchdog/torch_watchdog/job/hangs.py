@@ -62,6 +62,7 @@ class HangWatch:
         self._stopped_before: frozenset[int] = frozenset()
         self._split_before: Split | None = None
         self._told = False
+        self.standstill = ""  # in words, since the last step
         self._network_failed = False  # since the last step
         self._ask_again_at = 0.0
 
@@ -72,7 +73,7 @@ class HangWatch:
             if now > self._last:  # several ranks report in one moment
                 self._gaps_s.append(now - self._last)
         self._last, self._asked_at, self._told, self._network_failed = now, None, False, False
-        self._stopped_before, self._split_before = frozenset(), None
+        self._stopped_before, self._split_before, self.standstill = frozenset(), None, ""
 
     @property
     def deadline(self) -> float | None:
@@ -162,6 +163,7 @@ class HangWatch:
     def _told_once(self, hung: Hung, stood_s: float) -> Hung | None:
         """Again only where it has become sure: at the latest before the collectives give up."""
         hung = replace(hung, sure=hung.sure or stood_s >= self._in_time_s())
+        self.standstill = hung.words
         if self._told and not hung.sure:
             return None
         self._told = True

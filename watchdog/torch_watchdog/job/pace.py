@@ -36,7 +36,7 @@ class PaceWatch:
         for row, (step, known) in enumerate(zip(block.micro_of_step, block.loss_known, strict=False)):
             if known:
                 self._with.add(block.rank)
-            elif not (block.evaluation and block.evaluation[row]) and (step in without or len(without) < _MAX_STEPS):
+            elif _was_left_out(block, row) and (step in without or len(without) < _MAX_STEPS):
                 without[step] = without.get(step, 0) + 1
                 self._without[block.rank] = without
 
@@ -54,3 +54,8 @@ class PaceWatch:
     def _is_alone(self, rank: int, step: int, count: int) -> bool:
         others = (other for other in self._with if other != rank and self._seen[other] >= step)
         return any(self._without.get(other, {}).get(step, 0) < count for other in others)
+
+
+def _was_left_out(block: StepBlock, row: int) -> bool:
+    """Neither of an evaluation, nor one that the rank ended in: then its tensors are all that was recorded of it, without a time."""
+    return not (block.evaluation and block.evaluation[row]) and bool(block.micro_time_ns and block.micro_time_ns[row])

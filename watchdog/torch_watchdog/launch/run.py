@@ -191,6 +191,7 @@ def _tell_end(
         began_at_update=next((rank.began_at_update for rank in ranks if rank.began_at_update is not None), None),
         updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
         attempt=last.attempt if last else 0,
+        standstill=last.standstill if last else "",
         told=last is not None or outcome.told,
         options=tuple(options),
         command=watch.plan.command,

@@ -49,6 +49,7 @@ END_FIELDS = (
     "unused_resume",
     "restores",
     "signalled",
+    "standstill",
 )  # of a JobEnd, under `end` in job.json
 _SEVERITIES = ("critical", "warning", "info")
 _LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
@@ -83,6 +84,7 @@ class JobEnd:
     unused_resume: str | None = None  # and where none did
     restores: bool = True  # False where the script has not called restore()
     signalled: str = ""  # the signal from outside that asked for the end
+    standstill: str = ""  # who was late when it ended, and since when
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
     sealed: Mapping[str, Any] | None = None  # a checkpoint that the ranks have sealed themselves, because the daemon was gone
@@ -129,13 +131,14 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     asked_for, found = _newest_asked_for(incidents), [found for found in incidents if found.get("kind") != "order.checkpoint"]
     first = first_to_tell(found, ended_in=end.attempt if end.exit_code else None)
     if first is None or _is_only_asked_for(first, end):
-        lines = [_nothing_found(end), *(_sealed_by_ranks(end) or _saved_on_request(asked_for, end))]
+        lines = [_nothing_found(end), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_on_request(asked_for, end))]
     elif end.recorded_by:
         lines = [_headline(first, end)]
     else:
         lines = [
             _headline(first, end),
             *_facts(first, end.here),
+            *([] if first.get("kind") in ("rank.hang", "rank.desync") else _stood_still(end)),
             *_afterwards(first, end, asked_for, others=sum(not is_order(found) for found in incidents if found is not first)),
         ]
     if end.recorded_by:
@@ -152,6 +155,10 @@ def _nothing_found(end: JobEnd) -> str:
     steps = "" if end.steps is None else f"{steps_told(end.steps, began=end.began_at_update, updates=end.updates)}, "
     found = f"{steps}nothing found" if end.told else "what was found is not known"
     return f"job {end.job}{how}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"
+
+
+def _stood_still(end: JobEnd) -> list[str]:
+    return [f"  note   it stood still by then: {end.standstill}"] if end.standstill and end.exit_code else []
 
 
 def ended_by(signalled: str) -> str:

@@ -209,7 +209,7 @@ def _died(end: RankEnd, where: str, files: Files) -> Verdict:
             severity="warning",
             summary=f"{where}: ended by {name} from outside",
             cause=f"somebody sent {name}: the launcher, a scheduler or a person; no rank failed before it",
-            fix="nothing in the training: look at who stopped the job",
+            fix="look at who stopped the job, and why",
         )
     if end.torn_down:
         return Verdict(
