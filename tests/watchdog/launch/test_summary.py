@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.summary import JobEnd, allowed_range, as_typed, one_line, shortened, summarise, to_go_on, what_offends, who
+from torch_watchdog.launch.phrases import allowed_range, as_typed, one_line, shortened, what_offends, who
+from torch_watchdog.launch.summary import JobEnd, summarise, to_go_on
 
 END = JobEnd(
     job="train-1",

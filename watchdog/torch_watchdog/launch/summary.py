@@ -5,35 +5,34 @@ Pure: incidents (as in incident.json) and the end of the job in, lines out. It m
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from torch_watchdog.job.incident import is_order, number
+from torch_watchdog.job.incident import is_order
+from torch_watchdog.launch.phrases import (
+    as_typed,
+    checkpoint_state,
+    count,
+    one_line,
+    shortened,
+    steps_told,
+    what_happened,
+    what_offends,
+    who,
+)
 from torch_watchdog.launch.plan import resume_command
-from torch_watchdog_proto.names import spoken
 
 __all__ = [
     "END_FIELDS",
     "JobEnd",
-    "allowed_range",
-    "as_typed",
-    "checkpoint_state",
-    "count",
     "end_of",
     "ended_by",
-    "one_line",
-    "shortened",
-    "steps_told",
     "summarise",
     "to_go_on",
     "was_survived",
-    "what_happened",
-    "what_offends",
-    "who",
 ]
 
 Incident = Mapping[str, Any]
@@ -264,62 +263,6 @@ def _facts(incident: Incident, here: str) -> list[str]:
     return [f"  {label:<6} {one_line(text)}" for label, text in facts if text]
 
 
-def who(incident: Incident) -> str:
-    """Rank, step and dataset sample, as far as they are known."""
-    rank = (incident.get("origin") or {}).get("rank")
-    parts = ["no single rank" if rank is None else f"rank {rank}"]
-    if incident.get("step") is not None:
-        parts.append(f"step {incident['step']}{_after(incident)}")
-    sample = (incident.get("batch") or {}).get("sample") or {}
-    if sample.get("dataset_index") is not None:
-        parts.append(f"dataset sample {sample['dataset_index']}")
-    if sample.get("position_in_batch") is not None:
-        parts.append(f"position {sample['position_in_batch']} in the batch")
-    return ", ".join(parts)
-
-
-def _after(incident: Incident) -> str:
-    """The step counts from 0 in this launch: where the model has had another number of updates, that is told."""
-    before = incident.get("framework_step")
-    return "" if before is None else f" (after {count(before, 'update')})"
-
-
-def what_happened(incident: Incident) -> str:
-    """The summary, for a reader who has been told who and when."""
-    summary = str(incident.get("summary", ""))
-    place = re.match(r"rank (\d+)(?:, (?:in )?step \d+)?: ", summary)
-    return summary[place.end() :] if place and int(place[1]) == (incident.get("origin") or {}).get("rank") else summary
-
-
-def what_offends(incident: Incident) -> str:
-    """`input_ids[5,211] = 50257, allowed 0..50256`."""
-    batch, bound = incident.get("batch") or {}, incident.get("bound") or {}
-    element = batch.get("element")
-    where = "" if element is None else "[" + ",".join(str(index) for index in element) + "]"
-    text = named = f"{spoken(batch.get('key') or '')}{where}"
-    if batch.get("value") is not None:
-        text += f" = {number(batch['value'])}"
-    derived = batch.get("derived") or {}
-    if derived.get("expression"):
-        text += f", from which {derived['expression']} = {number(derived.get('value'))}"
-    allowed = allowed_range(bound)
-    if allowed:
-        text += f", allowed {allowed}"
-    if text == named and not where:  # a tensor as a whole: what is wrong with it is in the sentence behind `rank 1, step 5: `
-        return what_happened(incident) or text
-    more = (batch.get("count") or 1) - 1
-    return f"{text}, and {count(more, 'element')} more" if more else text
-
-
-def allowed_range(bound: Mapping[str, Any]) -> str:
-    low, high = bound.get("low"), bound.get("high")
-    if low is None and high is None:
-        return ""
-    text = f"{'' if low is None else number(low)}..{'' if high is None else number(high)}"
-    ignored = bound.get("ignored") or ()
-    return f"{text} or {', '.join(number(value) for value in ignored)} (ignored)" if ignored else text
-
-
 def _where(bound: Mapping[str, Any], here: str) -> str:
     module = f"in {bound['module']}" if bound.get("module") else ""
     source = f"({as_typed(bound['source'], here)})" if bound.get("source") else ""
@@ -379,43 +322,3 @@ def _to_type(words: Sequence[str], end: JobEnd) -> str:
 
 def _folder(end: JobEnd) -> str:
     return end.folder or end.here
-
-
-def as_typed(path: str, here: str) -> str:
-    """As a person in the folder `here` would type it; with a slash in it, so that no command takes it for a mere name."""
-    if not path or here == "/" or not PurePath(path).is_relative_to(here):
-        return path
-    below = str(PurePath(path).relative_to(here))
-    return below if "/" in below else f"./{below}"
-
-
-def shortened(text: str, here: str) -> str:
-    """A sentence whose paths a person in the folder `here` can type as they stand."""
-    return re.sub(rf"(?<![^\s(`'\"]){re.escape(here.rstrip('/'))}/(?=[^\s/]+/)", "", str(text)) if here.strip("/") else str(text)
-
-
-def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
-    applied = count(checkpoint.get("updates_applied", 0), "update")
-    if not checkpoint.get("committed"):
-        return f"{applied}, not complete: do not use it"
-    return f"{applied}, verified" if checkpoint.get("finite", True) else f"{applied}, holds values that are not finite"
-
-
-def steps_told(steps: int, *, began: int | None, updates: int | None) -> str:
-    """`24 steps (23 updates)`; of a resumed launch, whose steps count from 0 again, `36 steps (updates 24 to 59)`."""
-    words = count(steps, "step")
-    if began is None or updates is None:
-        return words
-    if began and updates == began:
-        return f"{words} (no update after the {began} that it began with)"
-    return f"{words} (updates {began + 1} to {updates})" if began else f"{words} ({count(updates, 'update')})"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def one_line(text: str) -> str:
-    """Names come from the user's data: no control character of theirs may reach the terminal."""
-    return "".join(character if character.isprintable() else " " for character in " ".join(str(text).split()))
