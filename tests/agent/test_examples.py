@@ -14,6 +14,8 @@ import pytest
 
 import torch_watchdog_agent
 
+pytestmark = pytest.mark.e2e
+
 REPO = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import os, sys, torch

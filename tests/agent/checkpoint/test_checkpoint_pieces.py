@@ -24,6 +24,8 @@ from torch_watchdog_agent.checkpoint.part import SavedPart
 from torch_watchdog_agent.checkpoint.pieces import join, swept
 from torch_watchdog_agent.rescue.replica import holdings, part_of
 
+pytestmark = pytest.mark.e2e
+
 
 def model_of(seed: int = 3) -> torch.nn.Module:
     torch.manual_seed(seed)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from checkpoint_runs import finished, from_step, train
 
+pytestmark = pytest.mark.e2e
+
 needs_fsdp2 = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="torch before 2.6 cannot run FSDP2 on the CPU"
 )

@@ -8,6 +8,8 @@ import pytest
 import transformers
 from listening import Heard, listen_to
 
+pytestmark = pytest.mark.e2e
+
 ROWS, BAD, BATCH = 64, 41, 4
 BATCHES = ROWS // BATCH
 

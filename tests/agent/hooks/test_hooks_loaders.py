@@ -8,6 +8,8 @@ import pytest
 import torch
 from listening import Heard, listen_to
 
+pytestmark = pytest.mark.e2e
+
 ROWS, BAD, BATCH = 64, 41, 4
 BATCHES = ROWS // BATCH
 TELLS_WORKERS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)  # and takes in_order=

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from listening import listen_to
 
+pytestmark = pytest.mark.e2e
+
 
 def test_each_window_knows_where_it_began_though_it_is_half_full_or_of_the_epoch_before(tmp_path: Path) -> None:
     heard = listen_to(tmp_path, "places.py", policy="stop")
