@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch_watchdog.report.live import live_lines
@@ -50,6 +51,11 @@ def test_no_line_is_wider_than_the_terminal_and_none_is_below_it() -> None:
     for height in (3, 9, 24):
         lines = shown(*(rank(number) for number in range(40)), incidents=({"kind": "k", "summary": "s" * 200},), height=height, width=40)
         assert len(lines) <= height and max(map(len, lines)) <= 40
+
+
+def test_a_standstill_stands_where_the_pace_does() -> None:
+    still = replace(job(rank(0), rank(1)), standstill="rank 0 waits for rank 1: no step for 13 s")
+    assert plain(live_lines(still, (), now_s=NOW_S, height=24, width=80)[1]) == still.standstill
 
 
 def test_a_job_whose_ranks_have_not_reported_says_so() -> None:

@@ -23,7 +23,7 @@ _SLOW_RATIO = 1.5
 
 def live_lines(job: JobStatus, incidents: Sequence[Mapping[str, Any]], *, now_s: float, height: int, width: int) -> list[Line]:
     """Never more than `height` lines, never wider than `width`."""
-    lines: list[Line] = [[(_headline(job, now_s), "bold")], [(_slowest(job.ranks), "")], [("", "")]]
+    lines: list[Line] = [[(_headline(job, now_s), "bold")], _pace(job), [("", "")]]
     room = max(1, height - _AROUND)
     lines += _rank_lines(job.ranks, now_s) if len(job.ranks) <= room else _node_lines(job.ranks, now_s, room)
     lines += [[("", "")], _last_finding(incidents)]
@@ -34,6 +34,10 @@ def _headline(job: JobStatus, now_s: float) -> str:
     minutes, seconds = divmod(int(max(0.0, now_s - job.started_s)), 60)
     parts = [f"job {one_line(job.job)}", job.state, f"{minutes}:{seconds:02d}", count(job.world_size or len(job.ranks), "rank")]
     return ", ".join((*parts, f"policy {job.policy}", count(job.incidents, "incident")))
+
+
+def _pace(job: JobStatus) -> Line:
+    return [(one_line(job.standstill), "red")] if job.standstill else [(_slowest(job.ranks), "")]
 
 
 def _slowest(ranks: Sequence[RankStatus]) -> str:

@@ -75,7 +75,7 @@ def _summary(status: JobStatus) -> dict[str, Any]:
         "state": status.state, "exit_code": status.exit_code, "incidents": status.incidents, "ranks": len(status.ranks),
         "alive": sum(rank.alive for rank in status.ranks), "first_step": min(steps, default=None), "last_step": max(steps, default=None),
         "updates": max((rank.updates_applied for rank in status.ranks if rank.updates_applied is not None), default=None),
-        "slowest_s": max(times, default=None), "fastest_s": min(times, default=None),
+        "slowest_s": max(times, default=None), "fastest_s": min(times, default=None), "standstill": status.standstill,
     }  # fmt: skip
 
 

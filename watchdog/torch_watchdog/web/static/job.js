@@ -178,6 +178,7 @@
       set("updates", now.updates ?? "");
       set("alive", `${now.alive} of ${now.ranks}`);
       set("slowest", now.slowest_s === null ? "" : `${short(now.slowest_s * 1000)} ms`);
+      set("standstill", now.standstill || "none");
       set("incidents", now.incidents);
       const more = now.incidents - before, news = document.getElementById("news");
       if (more > 0 && !news.dataset.told) {
