@@ -83,13 +83,12 @@ def test_the_job_is_saved_once_and_stops_with_the_signals_code(
 
 
 def test_a_job_that_was_taken_off_its_machine_resumes_bit_identically(tmp_path: Path) -> None:
-    run = signalled(tmp_path, to_everybody, signal.SIGTERM, torchrun(*script("train.py", "--meet", tmp_path)))
+    trained = ("train.py", "--epochs", 40)  # more steps than it has time for before the order comes
+    run = signalled(tmp_path, to_everybody, signal.SIGTERM, torchrun(*script(*trained, "--meet", tmp_path)))
     checkpoint = run.incidents[0]["action"]["checkpoint"]["path"]
     (tmp_path / "again").mkdir()
-    resumed = launch(
-        tmp_path / "again", [*watchdog("--resume", checkpoint), *torchrun(*script("train.py", "--restore", "--out", "digests"))]
-    )
-    plain = launch(tmp_path, torchrun(*script("train.py", "--out", "digests")))
+    resumed = launch(tmp_path / "again", [*watchdog("--resume", checkpoint), *torchrun(*script(*trained, "--restore", "--out", "digests"))])
+    plain = launch(tmp_path, torchrun(*script(*trained, "--out", "digests")))
     assert (run.code, resumed.code, plain.code) == (143, 0, 0), resumed.err
     assert losses(run, resumed) == losses(plain) and losses(run).isdisjoint(losses(resumed))
     for rank in (0, 1):
