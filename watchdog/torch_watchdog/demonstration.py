@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog.launch.phrases import as_typed
 from torch_watchdog.launch.say import say
+from torch_watchdog.phrases import as_typed
 from torch_watchdog.store.read import read_incidents, read_job
 from torch_watchdog_proto.messages import EXIT_BAD_DATA
 

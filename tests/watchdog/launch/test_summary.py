@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.phrases import allowed_range, as_typed, one_line, shortened, what_offends, who
 from torch_watchdog.launch.summary import JobEnd, summarise, to_go_on
+from torch_watchdog.phrases import allowed_range, as_typed, one_line, shortened, what_offends, who
 
 END = JobEnd(
     job="train-1",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from histories import INCIDENT, RECORD, history
 
-from torch_watchdog.launch.phrases import steps_told, who
 from torch_watchdog.launch.record import resumed_from
+from torch_watchdog.phrases import steps_told, who
 from torch_watchdog.report.compare import comparison
 from torch_watchdog.report.evidence import Evidence
 from torch_watchdog.report.history import JobHistory

@@ -15,8 +15,8 @@ from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json, print_table, print_text
 from torch_watchdog.cli.source import JobLook, find_job
 from torch_watchdog.errors import WatchdogError
-from torch_watchdog.launch.phrases import as_typed
 from torch_watchdog.launch.places import here
+from torch_watchdog.phrases import as_typed
 from torch_watchdog.report.bounds import must_be
 from torch_watchdog_proto.names import spoken
 

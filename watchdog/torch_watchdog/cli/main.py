@@ -136,7 +136,7 @@ def main() -> NoReturn:
 
 def _as_our_fault(error: Exception) -> str:
     """Where it was, for whoever gets the report; no command is to end like this."""
-    from torch_watchdog.launch.phrases import one_line
+    from torch_watchdog.phrases import one_line
 
     where = traceback.extract_tb(error.__traceback__)[-1]
     what = one_line(f"{type(error).__name__}: {error}")[:300]

@@ -17,9 +17,9 @@ from torch_watchdog.cli.output import print_json
 from torch_watchdog.cli.source import JobLook, find_job, live_client
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError, WatchdogError
-from torch_watchdog.launch.phrases import as_typed, checkpoint_state
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import to_go_on
+from torch_watchdog.phrases import as_typed, checkpoint_state
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_proto.envelopes import OrderKind, RankStatus

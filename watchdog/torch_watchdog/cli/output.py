@@ -20,7 +20,7 @@ from rich.text import Text
 
 from torch_watchdog.cli.source import JobLook
 from torch_watchdog.errors import OutputError
-from torch_watchdog.launch.phrases import one_line
+from torch_watchdog.phrases import one_line
 from torch_watchdog.report.text import WIDTH, Line, folded, plain
 
 __all__ = ["line_width", "new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table", "print_text"]

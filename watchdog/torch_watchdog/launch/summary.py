@@ -12,7 +12,8 @@ from pathlib import PurePath
 from typing import Any
 
 from torch_watchdog.job.incident import is_order
-from torch_watchdog.launch.phrases import (
+from torch_watchdog.launch.plan import resume_command
+from torch_watchdog.phrases import (
     as_typed,
     checkpoint_state,
     count,
@@ -23,7 +24,6 @@ from torch_watchdog.launch.phrases import (
     what_offends,
     who,
 )
-from torch_watchdog.launch.plan import resume_command
 
 __all__ = [
     "END_FIELDS",

@@ -21,7 +21,6 @@ from typing import Any
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import WatchdogError
-from torch_watchdog.launch.phrases import as_typed
 from torch_watchdog.launch.places import here, open_ring_dir, open_runtime_dir
 from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_solo, plan_launch
 from torch_watchdog.launch.record import JobStart, at_end, at_start
@@ -29,6 +28,7 @@ from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
 from torch_watchdog.launch.summary import JobEnd
 from torch_watchdog.launch.unsaid import PATIENCE_S, hand_in, leave_note
+from torch_watchdog.phrases import as_typed
 from torch_watchdog.rules.limits import SizeLimits, limits_of
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 from torch_watchdog_agent.asked import TAKEN

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch_watchdog.launch.phrases import allowed_range
+from torch_watchdog.phrases import allowed_range
 
 __all__ = ["must_be"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_watchdog.launch.phrases import steps_told
+from torch_watchdog.phrases import steps_told
 from torch_watchdog.report.steps import RankTrack
 
 __all__ = ["Counted", "counted", "told", "updates_at", "updates_beside"]

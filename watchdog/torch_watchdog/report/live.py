@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from torch_watchdog.job.incident import is_order
-from torch_watchdog.launch.phrases import count, one_line
+from torch_watchdog.phrases import count, one_line
 from torch_watchdog.report.text import Line
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from torch_watchdog.job.incident import number
-from torch_watchdog.launch.phrases import count
+from torch_watchdog.phrases import count
 from torch_watchdog.report import svg
 from torch_watchdog.report.bounds import must_be
 from torch_watchdog.report.counting import updates_beside

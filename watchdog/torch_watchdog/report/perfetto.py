@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from torch_watchdog.launch.phrases import one_line, who
+from torch_watchdog.phrases import one_line, who
 from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
 from torch_watchdog.report.steps import Batch, RankTrack

@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from torch_watchdog.job.incident import is_order
-from torch_watchdog.launch.phrases import allowed_range, checkpoint_state, count, one_line, what_happened, what_offends, who
 from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.summary import was_survived
+from torch_watchdog.phrases import allowed_range, checkpoint_state, count, one_line, what_happened, what_offends, who
 from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
 

@@ -13,7 +13,7 @@ from html import escape
 from statistics import median
 from typing import TypeAlias
 
-from torch_watchdog.launch.phrases import count
+from torch_watchdog.phrases import count
 from torch_watchdog.report.strip import MEANINGS
 
 __all__ = ["Band", "curve", "strips"]

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from torch_watchdog.launch.phrases import count, one_line, what_happened, who
 from torch_watchdog.launch.record import resumed_from
+from torch_watchdog.phrases import count, one_line, what_happened, who
 from torch_watchdog.report.counting import told, updates_beside
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range

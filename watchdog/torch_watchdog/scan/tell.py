@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_watchdog.launch.phrases import allowed_range
+from torch_watchdog.phrases import allowed_range
 from torch_watchdog.scan.results import Results
 from torch_watchdog_proto.names import spoken
 

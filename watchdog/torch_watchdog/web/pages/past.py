@@ -8,9 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torch_watchdog.launch.phrases import steps_told
 from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.summary import end_of, summarise
+from torch_watchdog.phrases import steps_told
 from torch_watchdog.report.story import clock
 from torch_watchdog.store.past import PastJob
 from torch_watchdog.store.run_directory import RunDirectory
