@@ -141,7 +141,7 @@ def test_lightning_that_starts_its_ranks_by_itself_is_watched_as_under_torchrun(
     (incident,) = stopped.incidents
     assert (incident["origin"]["rank"], incident["step"], checkpoint_of(stopped)["committed"]) == (1, 5, True)
     resume = next(line for line in stopped.err.splitlines() if "[torch-watchdog]   resume " in line)
-    resumed = launch(tmp_path, [*watchdog("--job", "again"), *shlex.split(resume.split("  resume ")[1])[1:]])
+    resumed = launch(tmp_path, [*watchdog(), *shlex.split(resume.split("  resume ")[1])[1:]])
     assert resumed.code == 0, resumed.err
     left = [line.replace("after step 4", "begins") for line in stopped.lines("after step 4 ")]
     assert len(left) == 2 and resumed.lines("begins at") == left

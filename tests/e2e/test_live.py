@@ -90,7 +90,7 @@ def test_a_checkpoint_on_request_is_committed_and_the_job_goes_on(running: subpr
     assert f"rank 0: checkpoint committed after {step} updates: {tmp_path}/watchdog_runs/job/checkpoints/{name} (requested by " in err, err
     assert "job job was interrupted (SIGINT, as by Ctrl-C): 2 ranks" in err
     assert f"  saved  watchdog_runs/job/checkpoints/{name} ({step} updates, verified), on request" in err
-    assert f"  resume watchdog --resume watchdog_runs/job/checkpoints/{name} " in err
+    assert f"  resume watchdog --job job --resume watchdog_runs/job/checkpoints/{name} " in err
 
 
 def test_a_stop_on_request_saves_and_ends_every_rank(running: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_who_asks_for_a_stop_is_told_at_once_which_rank_is_stopped_and_what_lets
     told = ended(waiting, asked)
     assert told.code == 0, told.err
     (name,) = committed(tmp_path)
-    assert f"resume cd {tmp_path} && watchdog --resume watchdog_runs/job/checkpoints/{name} " in told.out, told.out
+    assert f"resume cd {tmp_path} && watchdog --job job --resume watchdog_runs/job/checkpoints/{name} " in told.out, told.out
     _, err = running.communicate(timeout=TIMEOUT_S)
     assert running.returncode == 0 and "stopped on request" in err, err
 

@@ -246,18 +246,15 @@ def test_a_run_out_of_a_store_is_read_by_every_command_though_its_launch_wrote_i
     assert "input_ids[2,7] is 70" in said[1].stdout and "rank 0" in said[2].stdout
 
 
-@pytest.mark.parametrize(("daemon", "kept"), [("auto", ()), ("daemon.example.org:9470", ("--job", "team-a-1"))])
-def test_the_line_that_resumes_keeps_the_name_at_a_central_daemon_whose_token_may_be_for_this_name_only(
-    daemon: str, kept: tuple[str, ...]
-) -> None:
+def test_the_line_that_resumes_keeps_the_name_whose_alerts_are_over_then_and_that_a_token_may_be_for() -> None:
     said: list[tuple[str, ...]] = []
 
     @click.command()
     @launch_options
     @click.pass_context
     def launched(context: click.Context, /, **_: object) -> None:
-        said.append(given_words(context, daemon=daemon))
+        said.append(given_words(context))
 
     words = ["--job", "team-a-1", "--policy", "skip", "--resume", "runs/x/checkpoints/step-5"]
     assert CliRunner().invoke(launched, words, catch_exceptions=False).exit_code == 0
-    assert said == [("--policy", "skip", *kept)]
+    assert said == [("--job", "team-a-1", "--policy", "skip")]

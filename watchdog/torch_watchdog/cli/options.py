@@ -72,14 +72,14 @@ def settings(context: click.Context) -> LaunchConfig:
     return load_config(flags, file=given.get("config"))
 
 
-def given_words(context: click.Context, *, daemon: str) -> tuple[str, ...]:
-    """Our own options as they were typed, for the line that resumes; a new run gets a new name and another checkpoint.
+def given_words(context: click.Context) -> tuple[str, ...]:
+    """Our own options as they were typed, for the line that resumes with another checkpoint.
 
-    At a central daemon it keeps the plain name, which gets a number: a token may be for jobs of this name only.
+    The name stays, and gets a number: alerts of the run that stopped are over once one of the same name trains, and a token may be for this name only.
     """
     given = _given(context)
     words: list[str] = []
-    for name in ("policy", "daemon", "dir", "config", "grace", "on_signal", "signal_grace", "web", *(() if daemon == "auto" else ("job",))):
+    for name in ("job", "policy", "daemon", "dir", "config", "grace", "on_signal", "signal_grace", "web"):
         if name in given:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
     return (*words, "--no-keeper") if given.get("no_keeper") else tuple(words)

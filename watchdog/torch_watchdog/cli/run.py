@@ -42,4 +42,4 @@ def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_
     with quiet_grpc():
         from torch_watchdog.launch.run import launch  # here, because it brings gRPC: a typing error must not wait for it
 
-    launch(config, words, options=given_words(context, daemon=config.daemon))
+    launch(config, words, options=given_words(context))
