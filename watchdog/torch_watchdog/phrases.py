@@ -102,7 +102,9 @@ def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
     applied = count(checkpoint.get("updates_applied", 0), "update")
     if not checkpoint.get("committed"):
         return f"{applied}, not complete: do not use it"
-    return f"{applied}, verified" if checkpoint.get("finite", True) else f"{applied}, holds values that are not finite"
+    if not checkpoint.get("finite", True):
+        return f"{applied}, holds values that are not finite"
+    return f"{applied}, as your on_checkpoint function wrote it" if checkpoint.get("format") == "callback" else f"{applied}, verified"
 
 
 def steps_told(steps: int, *, began: int | None, updates: int | None) -> str:

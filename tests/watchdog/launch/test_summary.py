@@ -98,6 +98,7 @@ def test_the_line_to_type_is_enough_where_the_framework_is_told_by_it(form: str)
 def test_what_the_script_must_call_to_load_its_own_form_stands_beside_what_is_typed() -> None:
     lines = in_form("callback")
     assert "  resume watchdog --policy stop torchrun --nproc-per-node 2 'my train.py'" in lines
+    assert "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, as your on_checkpoint function wrote it)" in lines
     (line,) = [line for line in lines if line.startswith("  call ")]
     assert 'then restore(model=None, loader=..., path="watchdog_runs/train-1/checkpoints/step-5"), in the script' in line
     assert len(lines) <= 10
