@@ -84,6 +84,7 @@ def test_a_daemon_that_is_started_again_in_the_middle_of_a_stop_ends_it(tmp_path
     assert list(run.folder.rglob(manifest.COMMITTED)), run.err
 
 
+@pytest.mark.slow
 def test_an_order_of_an_attempt_that_has_died_binds_nobody_in_the_next(tmp_path: Path) -> None:
     """Decided, and never carried out: the next attempt trains to its end, from what was saved and without the bad sample."""
     command = torchrun(*script("train.py", "--epochs", 1, "--bad", BAD, "--restore"), options=("--max-restarts", "1"))

@@ -34,7 +34,9 @@ def checkpoint_of(run: Ended) -> dict[str, object]:
 # transformers.Trainer
 
 
-@pytest.mark.parametrize(("accumulate", "step", "others"), [(1, 5, ["checkpoint-2", "checkpoint-4"]), (2, 2, [])])
+@pytest.mark.parametrize(
+    ("accumulate", "step", "others"), [(1, 5, ["checkpoint-2", "checkpoint-4"]), pytest.param(2, 2, [], marks=pytest.mark.slow)]
+)
 def test_an_unchanged_trainer_resumes_and_equals_a_run_in_which_the_bad_sample_never_was(
     accumulate: int, step: int, others: list[str], tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ def steps(ended: Ended) -> list[str]:
     return sorted(re.findall(r"step \d+ loss \d+\.\d{6}", ended.out))
 
 
-@pytest.mark.parametrize("loop", ["thread", "lightning", "ahead", "before_step"])
+@pytest.mark.parametrize("loop", ["thread", "lightning", "ahead", pytest.param("before_step", marks=pytest.mark.slow)])
 def test_all_ranks_stop_before_the_bad_batch_is_trained_on(tmp_path: Path, loop: str) -> None:
     ended = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*script("other_loops.py", loop, "--bad", BAD))])
     assert ended.code == 65, ended.err
@@ -33,7 +33,8 @@ def test_all_ranks_stop_before_the_bad_batch_is_trained_on(tmp_path: Path, loop:
     assert len(steps(ended)) == 2 * trained
 
 
-@pytest.mark.parametrize("loop", ["thread", pytest.param("ahead", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["thread", "ahead"])
 def test_of_two_bad_batches_in_flight_one_stops_the_job_and_both_are_left_out_from_then_on(tmp_path: Path, loop: str) -> None:
     command = script("other_loops.py", loop, "--bad", BAD, BAD + 8)
     stopped = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*command)])
@@ -45,7 +46,7 @@ def test_of_two_bad_batches_in_flight_one_stops_the_job_and_both_are_left_out_fr
     assert len({entry["dataset"] for entry in entries}) == 1
 
 
-@pytest.mark.parametrize("loop", ["thread", "lightning"])
+@pytest.mark.parametrize("loop", ["thread", pytest.param("lightning", marks=pytest.mark.slow)])
 def test_a_skipped_batch_is_the_bad_one_and_no_other(tmp_path: Path, loop: str) -> None:
     ended = launch(tmp_path, [*watchdog("--policy", "skip", "--job", loop), *torchrun(*script("other_loops.py", loop, "--bad", BAD))])
     assert ended.code == 0, ended.err
@@ -66,7 +67,7 @@ def test_a_sample_that_was_left_out_is_left_out_by_the_next_run_too(tmp_path: Pa
     assert len(steps(again)) == 2 * 12
 
 
-@pytest.mark.parametrize("loop", ["thread", "lightning"])
+@pytest.mark.parametrize("loop", ["thread", pytest.param("lightning", marks=pytest.mark.slow)])
 def test_a_clean_run_is_as_without_us(tmp_path: Path, loop: str) -> None:
     watched = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*script("other_loops.py", loop))])
     plain = launch(tmp_path, torchrun(*script("other_loops.py", loop)))
@@ -74,7 +75,10 @@ def test_a_clean_run_is_as_without_us(tmp_path: Path, loop: str) -> None:
     assert steps(watched) == steps(plain)
 
 
-@pytest.mark.parametrize(("loop", "bad", "step"), [("ahead", BAD, 7), ("before_step", BAD, 7), ("ahead", 93, 11)])
+@pytest.mark.parametrize(
+    ("loop", "bad", "step"),
+    [pytest.param("ahead", BAD, 7, marks=pytest.mark.slow), pytest.param("before_step", BAD, 7, marks=pytest.mark.slow), ("ahead", 93, 11)],
+)
 def test_a_loop_that_fetches_ahead_leaves_out_the_step_that_uses_the_bad_batch(tmp_path: Path, loop: str, bad: int, step: int) -> None:
     """Also in the last step, for which nothing is handed over any more."""
     for folder in ("skipped", "reference"):

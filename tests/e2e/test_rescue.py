@@ -43,8 +43,8 @@ def seconds_to_free(run: Ended) -> float:
         (("exit3",), "rank.exception", ()),
         (("exit3-now",), "rank.exception", ()),
         (("segv",), "rank.died", ()),
-        (("raise",), "rank.exception", ("--teardown", "0.5")),
-        (("kill",), "rank.died", ("--place", "after", "--wait", "barrier")),
+        pytest.param(("raise",), "rank.exception", ("--teardown", "0.5"), marks=pytest.mark.slow),
+        pytest.param(("kill",), "rank.died", ("--place", "after", "--wait", "barrier"), marks=pytest.mark.slow),
         (("kill",), "rank.died", ("--workers", "2")),
     ],
     ids=lambda value: "-".join(value).strip("-") if isinstance(value, tuple) else value,
@@ -67,7 +67,11 @@ def test_with_record_the_culprit_is_named_too(tmp_path: Path) -> None:
     assert (incident["origin"]["rank"], incident["evidence"]["exception"]["text"]) == (1, "ValueError: a fault of the script's own")
 
 
-@pytest.mark.parametrize("model", [(), ("--no-buffers",)], ids=["the other waits in forward", "the other waits in backward"])
+@pytest.mark.parametrize(
+    "model",
+    [(), pytest.param(("--no-buffers",), marks=pytest.mark.slow)],
+    ids=["the other waits in forward", "the other waits in backward"],
+)
 def test_a_rank_that_is_stopped_is_found_and_the_job_ends_with_75(tmp_path: Path, model: tuple[str, ...]) -> None:
     run = failed(tmp_path, "--fault", "stop", *model)
     (incident,) = run.incidents
@@ -144,6 +148,7 @@ def test_the_batch_of_a_failing_rank_is_replayed_with_its_true_stack(tmp_path: P
     assert said is not None and said[0] in replayed.err, replayed.err
 
 
+@pytest.mark.slow
 def test_a_healthy_rank_that_never_answers_does_not_keep_the_launcher_waiting(tmp_path: Path) -> None:
     began = time.monotonic()
     run = failed(tmp_path, "--fault", "kill", "--freeze")

@@ -57,7 +57,14 @@ def digests(folder: Path) -> list[str]:
     return [(folder / f"digest-{rank}").read_text() for rank in (0, 1)]
 
 
-@pytest.mark.parametrize(("dies", "more"), [(1, ()), (0, ("--best", "--save-steps", 3)), (1, ("--accumulate", 2, "--epochs", 4))])
+@pytest.mark.parametrize(
+    ("dies", "more"),
+    [
+        (1, ()),
+        pytest.param(0, ("--best", "--save-steps", 3), marks=pytest.mark.slow),
+        pytest.param(1, ("--accumulate", 2, "--epochs", 4), marks=pytest.mark.slow),
+    ],
+)
 def test_an_unchanged_trainer_goes_on_from_what_one_rank_saved(dies: int, more: tuple[object, ...], tmp_path: Path) -> None:
     """With `resume_from_checkpoint=True`. Where it lives rank 0 writes a Trainer's files, and at times waits for the others in between."""
     run = killed(tmp_path, "train_trainer.py", "--again", "--out", "digests", *more, dies=dies)
@@ -116,7 +123,9 @@ def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(
 
 
 @pytest.mark.parametrize(
-    ("by_the_script", "more"), [(True, ()), (False, ()), (True, ("--by-hand",))], ids=["by ckpt_path", "by --resume", "two optimizers"]
+    ("by_the_script", "more"),
+    [pytest.param(True, (), marks=pytest.mark.slow), (False, ()), pytest.param(True, ("--by-hand",), marks=pytest.mark.slow)],
+    ids=["by ckpt_path", "by --resume", "two optimizers"],
 )
 def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_script: bool, more: tuple[str, ...]) -> None:
     run = killed(tmp_path, "train_lightning.py", *more)

@@ -18,7 +18,11 @@ def trained(folder: Path, *kill: int, ranks: int = 4, **more: str) -> Ended:
     return launch(folder, [*watchdog(), *torchrun(*script("hsdp.py", "--kill", *kill), ranks=ranks)], **more)
 
 
-@pytest.mark.parametrize(("kill", "savers"), [((3,), [0, 1]), ((0, 3), [1, 2])], ids=["one copy is whole", "each copy has lost a shard"])
+@pytest.mark.parametrize(
+    ("kill", "savers"),
+    [pytest.param((3,), [0, 1], marks=pytest.mark.slow), ((0, 3), [1, 2])],
+    ids=["one copy is whole", "each copy has lost a shard"],
+)
 def test_what_is_left_of_the_copies_is_saved_as_one_whole(tmp_path: Path, kill: tuple[int, ...], savers: list[int]) -> None:
     run = trained(tmp_path, *kill)
     (incident,) = run.incidents
