@@ -1,7 +1,7 @@
 """One dataclass <-> one protobuf message, field by field, after the dataclass's own type hints.
 
-Owns the conventions (a protobuf field named `X_delta` holds X as differences, `X_json` as JSON text) and the bounds: every text, list and column
-has a limit, columns that belong together have one length. Knows no particular message but those of steps; `codec.py` knows them.
+Owns the conventions (a protobuf field named `X_delta` holds X as differences, `X_json` as JSON text, `X_s` are seconds) and the bounds: every text, list,
+column and number has a limit, columns that belong together have one length. Knows no particular message but those of steps; `codec.py` knows them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ __all__ = ["MAX_ITEMS", "MAX_TEXT", "MalformedMessageError", "read_fields", "wri
 MAX_TEXT = 64 << 10  # characters of one text
 MAX_JSON = 1 << 20  # characters of one JSON text: a manifest names every file of every rank
 MAX_ITEMS = 64 << 10  # entries of one list or column
+MAX_WORLD = MAX_ITEMS  # ranks: a list can name them all
+MAX_SECONDS = 4e9  # what a lock can wait, and a date until 2096
 _INT64 = range(-(1 << 63), 1 << 63)
+_COUNTED = ("step", "micro_of_step", "micro_step", "updates_applied")
+_LARGEST = 1 << 62  # of counts, bytes and nanoseconds: two of them can be added in 64 bits, and a data base can keep them
 
 
 class MalformedMessageError(ValueError):
@@ -76,10 +80,10 @@ def _delta_field(name: str) -> _Field:
     column = f"{name}_delta"
 
     def write(message: Any, values: Iterable[int]) -> None:
-        padded = (0, *_bounded(tuple(values), name))
+        padded = (0, *_whole(_bounded(tuple(values), name), name))
         getattr(message, column).extend(after - before for before, after in itertools.pairwise(padded))
 
-    return _Field(name, write, lambda message: tuple(itertools.accumulate(_bounded(getattr(message, column), name)[:])))
+    return _Field(name, write, lambda message: _whole(tuple(itertools.accumulate(_bounded(getattr(message, column), name)[:])), name))
 
 
 def _json_field(name: str, *, many: bool) -> _Field:
@@ -150,7 +154,13 @@ def _scalar_field(name: str, kind: Any, optional: bool) -> _Field:
     def check(value: Any) -> Any:
         if words and value not in words:
             raise MalformedMessageError(f"{name} must be one of {words}, not {str(value)[:40]!r}")
-        return _text(value, name) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return _text(value, name)
+        if name.endswith("_s") and not -MAX_SECONDS <= value <= MAX_SECONDS:  # nor is NaN
+            raise MalformedMessageError(f"{name} must be seconds, {MAX_SECONDS:.0f} at most, not {value}")
+        if name == "world_size" and value > MAX_WORLD:
+            raise MalformedMessageError(f"{name} is {value}, at most {MAX_WORLD} ranks are watched")
+        return _whole((value,), name)[0] if kind is int else value
 
     def read(message: Any) -> Any:
         return None if optional and not message.HasField(name) else check(getattr(message, name))
@@ -178,13 +188,11 @@ def _list_field(name: str, item: Any) -> _Field:
     if _options(item)[0] == (int, float):
         return _each_field(name, _write_number, _read_number)
 
-    if item is not str:  # nothing to look at in each; all of them at once, for protobuf hands out one after the other more slowly
-        return _Field(
-            name, lambda m, values: getattr(m, name).extend(_bounded(values, name)), lambda m: tuple(_bounded(getattr(m, name), name)[:])
-        )
-
     def checked(values: Any) -> Any:
-        return tuple(_text(value, name) for value in _bounded(values, name))
+        if item is str:
+            return tuple(_text(value, name) for value in _bounded(values, name))
+        values = tuple(_bounded(values, name)[:])  # all of them at once, for protobuf hands out one after the other more slowly
+        return _whole(values, name) if item is int else values
 
     return _Field(name, lambda m, values: getattr(m, name).extend(checked(values)), lambda m: checked(getattr(m, name)))
 
@@ -236,6 +244,12 @@ def _bounded(values: Any, name: str) -> Any:
     return values
 
 
+def _whole(values: tuple[int, ...], name: str) -> tuple[int, ...]:
+    if values and not -_LARGEST <= min(values) <= max(values) <= _LARGEST:
+        raise MalformedMessageError(f"{name} is beyond {_LARGEST}")
+    return values
+
+
 def _text(text: str, name: str, most: int = MAX_TEXT) -> str:
     if len(text) > most:
         raise MalformedMessageError(f"{name} has {len(text)} characters, at most {most} are allowed")
@@ -262,6 +276,11 @@ def _check_steps(value: StepBlock | StepTable, micro: int, steps: int) -> None:
         _check_length(value, name, (0, micro))
     for name in STEP_COLUMNS:
         _check_length(value, name, (0, steps))
+    for name in _COUNTED:
+        if min(getattr(value, name), default=0) < 0:
+            raise MalformedMessageError(f"column {name} has {min(getattr(value, name))}: it counts from 0")
+    if any(value.loss_known):
+        _check_length(value, "loss", (micro,))
     for tensor in value.tensors:
         if tensor.rows and not 0 <= min(tensor.rows) <= max(tensor.rows) < micro:
             raise MalformedMessageError(f"{tensor.key[:80]}: a row is not one of the {micro} micro-steps")

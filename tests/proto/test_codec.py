@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import string
 import types
 import typing
@@ -20,6 +21,10 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 # What fits every integer field, whatever its width and sign.
 COUNT = st.integers(0, 2**31 - 1)
 NUMBER = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.sampled_from(["nan", "inf", "-inf"]))
+SECONDS = st.floats(-4e9, 4e9)
+BY_NAME = {"world_size": st.integers(0, 1 << 16)} | dict.fromkeys(
+    ("timeout_s", "grace_s", "started_s", "last_seen_s", "step_time_s"), SECONDS
+)
 OBJECT = st.dictionaries(st.text(string.ascii_letters, max_size=5), st.one_of(st.integers(), TEXT, st.booleans(), st.none()), max_size=3)
 
 
@@ -47,7 +52,7 @@ def instances_of(cls: type[Any]) -> st.SearchStrategy[Any]:
     if cls is messages.StepTable:
         return st.lists(step_blocks(), max_size=3).map(messages.StepTable.of)
     hints = typing.get_type_hints(cls)
-    fields = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    fields = {field.name: BY_NAME.get(field.name) or values_of(hints[field.name]) for field in dataclasses.fields(cls)}
     return st.builds(cls, **fields)
 
 
@@ -189,6 +194,11 @@ def received(**fields: Any) -> Any:
         received(tensors=[telemetry_pb2.TensorColumns(rows_delta=[7])]),
         received(tensors=[telemetry_pb2.TensorColumns(rows_delta=[0], ndim=[2], dims=[3])]),
         received(loss=[0.0] * (codec.MAX_ITEMS + 1)),
+        received(loss_known=[True]),
+        received(step_delta=[-1]),
+        received(step_delta=[5, -6]),
+        received(step_delta=[0, 0], updates_applied_delta=[2**62, 2**62]),
+        received(loader_ns=[2**63]),
     ],
 )
 def test_a_receiver_refuses_a_block_whose_columns_do_not_fit(message: Any) -> None:
@@ -226,6 +236,8 @@ def test_a_table_is_read_as_the_blocks_of_its_ranks() -> None:
         {"loss": [1.0] * (codec.MAX_ITEMS + 1)},
         {"tensors": [telemetry_pb2.TensorColumns(rows_delta=[1])]},
         {"tensors": [telemetry_pb2.TensorColumns(rows_delta=[-1])]},
+        {"loss_known": [True]},
+        {"first_record": [1, 2**63]},
     ],
     ids=str,
 )
@@ -240,9 +252,13 @@ def test_a_receiver_refuses_a_table_whose_columns_do_not_fit(columns: dict[str, 
         control_pb2.ControlUp(),
         control_pb2.ControlUp(rank_said=control_pb2.RankSaid(rank=1)),
         control_pb2.ControlUp(rank_said=control_pb2.RankSaid(ack=control_pb2.Ack(phase="dancing"))),
+        control_pb2.ControlUp(rank_said=control_pb2.RankSaid(hello=control_pb2.RankHello(world_size=10**9))),
+        control_pb2.ControlUp(rank_said=control_pb2.RankSaid(hold=control_pb2.Hold(timeout_s=math.nan))),
+        control_pb2.ControlUp(rank_said=control_pb2.RankSaid(hold=control_pb2.Hold(timeout_s=math.inf))),
+        control_pb2.ControlUp(rank_said=control_pb2.RankSaid(hold=control_pb2.Hold(step=2**63))),
     ],
 )
-def test_a_receiver_refuses_an_empty_envelope_and_an_unknown_word(message: Any) -> None:
+def test_a_receiver_refuses_an_empty_envelope_an_unknown_word_and_a_number_that_cannot_be(message: Any) -> None:
     with pytest.raises(codec.MalformedMessageError):
         codec.read_control_message(message)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from job_harness import Run, ended, hold, steps
+from job_harness import Run, ended, exception, hold, steps
 
 from torch_watchdog.job.events import OrderRequested, SendOrder
 from torch_watchdog_proto import messages as m
@@ -136,6 +136,28 @@ def test_a_batch_that_was_skipped_is_not_why_a_rank_fails_an_hour_later() -> Non
     lose_rank_1(run)
     assert run.kinds == ["batch.index_out_of_range", "rank.died"]
     assert run.end(1) is None
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_a_rank_that_is_killed_while_a_batch_is_being_skipped_has_not_died_of_it(promised: bool) -> None:
+    """Found by an attack: 65 and the batch were told, and nothing of the kill."""
+    run = trained("skip")
+    run.say(hold(1, 9))
+    if promised:
+        promise(run)
+    lose_rank_1(run)
+    assert run.kinds == ["batch.index_out_of_range", "rank.died"]
+    assert run.end(1) is None
+
+
+def test_a_rank_that_raises_over_a_batch_which_was_to_be_skipped_fails_of_it() -> None:
+    run = trained("skip")
+    run.say(hold(1, 9))
+    run.report(events=(exception(1, 1, "BadBatchError: rank 1 was not answered within 10 s"), ended(1, 99, exit_code=1)))
+    run.report(events=(ended(0, 100, exit_code=1),))
+    run.wait(13)
+    assert run.kinds == ["batch.index_out_of_range"]
+    assert run.end(1) == m.EXIT_BAD_DATA
 
 
 def skip_on_both(run: Run, *, decided: bool) -> None:

@@ -40,10 +40,14 @@ def _is_of_one_step(held: Incident, other: Incident) -> bool:
     return bool(other["action"]["prevented"]) and other["step"] == held["step"]
 
 
+def _is_left_out(found: Incident) -> bool:
+    """A batch that no rank uses: one that ends without a word meanwhile does not die of it."""
+    return found["action"]["policy"] == "skip" and bool(found["action"]["prevented"])
+
+
 def _was_skipped(found: Incident) -> bool:
     """Of one that an earlier daemon left on disk."""
-    action = found["action"]
-    return found["status"] == "resolved" and action["policy"] == "skip" and bool(action["prevented"]) and action["exit_code"] is None
+    return found["status"] == "resolved" and _is_left_out(found) and found["action"]["exit_code"] is None
 
 
 class Casebook:
@@ -183,6 +187,8 @@ class Casebook:
 
     def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
+        if not any(end.text for end in first.culprits):
+            self._over.update(found["id"] for found in self._at_hand() if _is_left_out(found))
         cause = self._cause_of_failures()
         failed = [*(end.rank for end in first.culprits), *first.victims]
         found = self._failure(first, failed, ranks, now) if cause is None else build.with_affected(cause, failed)
