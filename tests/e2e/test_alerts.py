@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -12,19 +13,23 @@ from launching import launch, script, torchrun, watchdog
 pytestmark = pytest.mark.e2e
 
 
-def test_a_stopped_job_pages_once_and_its_requeue_resolves_it(tmp_path: Path) -> None:
+def test_a_stopped_job_pages_once_and_the_line_that_resumes_it_resolves_it(tmp_path: Path) -> None:
     with HttpReceiver() as receiver:
-        told = watchdog("--job", "nightly", "--alert", f"pagerduty://SECRET@127.0.0.1:{receiver.port}")
-        stopped = launch(tmp_path, [*told, *torchrun(*script("train.py", "--bad", 38))])
+        told = {"TORCH_WATCHDOG_ALERT": f"pagerduty://SECRET@127.0.0.1:{receiver.port}"}
+        stopped = launch(tmp_path, [*watchdog(), *torchrun(*script("train.py", "--bad", 38))], **told)
         assert stopped.code == 65, stopped.err
         (page,) = receiver.bodies()
-        assert page["payload"]["summary"].startswith("nightly: bad batch, rank ") and ", sample 38" in page["payload"]["summary"]
+        assert (
+            page["payload"]["summary"].startswith(f"{stopped.run_dir.name}: bad batch, rank ")
+            and ", sample 38" in page["payload"]["summary"]
+        )
         done = next(line for line in page["payload"]["custom_details"]["lines"] if line.startswith("done: "))
         assert "2 ranks stopped at step" in done and "checkpoint verified" in done and "exit code 65" in done
         assert "SECRET" not in stopped.out + stopped.err
         assert not [path for path in stopped.run_dir.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
 
-        again = launch(tmp_path, [*told, *torchrun(*script("train.py"))])
+        resume = next(line for line in stopped.err.splitlines() if "[torch-watchdog]   resume " in line).split("  resume ")[1]
+        again = launch(tmp_path, [*watchdog(), *shlex.split(resume)[1:]], **told)
         assert again.code == 0, again.err
         assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]
         assert receiver.bodies()[1]["dedup_key"] == page["dedup_key"]

@@ -13,10 +13,11 @@ from torch_watchdog.store.run_directory import RunDirectory, write_json
 
 def test_jobs_are_listed_newest_first(runs: Runs) -> None:
     runs.add_job("old", started="2026-01-30T00:00:00.000Z")
-    runs.add_job("new")
+    again = runs.add_job("new").job_file
+    write_json(again, json.loads(again.read_text()) | {"end": {"attempt": 1}})
     lines = runs("jobs").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["job", "new", "old"]
-    assert [job["job"] for job in json.loads(runs("jobs", "--json").stdout)["jobs"]] == ["new", "old"]
+    assert [(job["job"], job["attempt"]) for job in json.loads(runs("jobs", "--json").stdout)["jobs"]] == [("new", 1), ("old", 0)]
 
 
 def test_a_scan_is_listed_as_one_with_the_exit_code_that_it_had(runs: Runs) -> None:

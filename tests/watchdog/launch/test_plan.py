@@ -13,6 +13,7 @@ from torch_watchdog.launch.plan import (
     is_job_name,
     is_solo,
     job_name,
+    options_to_resume,
     plan_launch,
     ranks_asked_for,
     resume_command,
@@ -138,6 +139,12 @@ def test_other_commands_are_not_accelerates(line: str) -> None:
 
 def test_where_rank_is_set_somebody_else_started_the_ranks() -> None:
     assert not is_solo(["python", "train.py"], {"RANK": "0"})
+
+
+def test_a_run_that_may_have_paged_somebody_is_gone_on_with_under_its_name() -> None:
+    assert options_to_resume(["--policy", "skip"], "train-1", pages=True) == ("--job", "train-1", "--policy", "skip")
+    assert options_to_resume(["--job", "nightly"], "nightly.2", pages=True) == ("--job", "nightly")
+    assert options_to_resume(["--policy", "skip"], "train-1", pages=False) == ("--policy", "skip")
 
 
 def test_the_resume_command_keeps_the_given_options_and_the_command() -> None:

@@ -355,7 +355,7 @@ def _is_there(path: Path) -> bool:
 
 def _status_on_disk(look: DiskJob, record: Mapping[str, Any], found: Sequence[RankTrack]) -> JobStatus:
     """A job that nobody answers for has ended; without an exit code its launcher died before it could write one."""
-    newest = max((track.attempt for track in found), default=0)
+    newest = max((track.attempt for track in found), default=int((record.get("end") or {}).get("attempt") or 0))
     return JobStatus(
         job=look.name,
         state="ended",

@@ -22,6 +22,7 @@ __all__ = [
     "is_solo",
     "job_name",
     "option",
+    "options_to_resume",
     "plan_launch",
     "ranks_asked_for",
     "resume_command",
@@ -148,6 +149,11 @@ def with_agent(environment: Mapping[str, str], *, shim_dir: str, agent: str) -> 
 
 def plan_launch(command: Sequence[str], environment: Mapping[str, str], *, shim_dir: str, agent: str) -> LaunchPlan:
     return LaunchPlan(command=tuple(command), environment=with_agent(environment, shim_dir=shim_dir, agent=agent))
+
+
+def options_to_resume(options: Sequence[str], job: str, *, pages: bool) -> tuple[str, ...]:
+    """Ours, of the launch that goes on. Where somebody may be paged with the name: alerts of this run are over once one of the same name trains."""
+    return ("--job", job, *options) if pages and "--job" not in options else tuple(options)
 
 
 def resume_command(options: Sequence[str], command: Sequence[str], checkpoint: str) -> tuple[str, ...]:

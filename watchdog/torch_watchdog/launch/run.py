@@ -57,7 +57,7 @@ def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[st
             signals.unblock_signals(mask)
             become(command)
         status = run_command(watch, mask, witness, came=came.append)
-        decided = _guarded(lambda: conclude(watch, status, options, came=came))
+        decided = _guarded(lambda: conclude(watch, status, watch.record["options"], came=came))
     if decided is not None:
         sys.exit(decided)
     signals.end_like(status, mask)

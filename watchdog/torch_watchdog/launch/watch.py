@@ -22,7 +22,7 @@ from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch.places import here, open_ring_dir, open_runtime_dir
-from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_solo, plan_launch
+from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_solo, options_to_resume, plan_launch
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
@@ -147,6 +147,7 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         seat = take_seat(stack, config, command, session=session, runtime_dir=runtime_dir)
         node_config = _node_config(seat, command, runtime_dir, ring_dir)
         plan = plan_launch(command, os.environ, shim_dir=shim_dir(), agent=_agent_config(seat.config, node_config, command).to_env())
+        options = options_to_resume(options, node_config.job, pages=bool(seat.config.alerts) or seat.config.daemon != "auto")
         record = at_start(_job_start(seat, node_config, options), list(os.environ))
         if seat.joined is None:
             write_json(seat.directory.job_file, record)
