@@ -16,10 +16,10 @@ pytestmark = pytest.mark.e2e
 STEPS, FIRST = 12, 5
 
 
-def trained(tmp_path: Path, policy: str, model: str, *faults: str) -> Ended:
+def trained(tmp_path: Path, policy: str, model: str, *faults: str, ragged: bool = False) -> Ended:
     """The faults meet rank 1 in one step after the other."""
-    planned = [f"{fault}@{FIRST + number}" for number, fault in enumerate(faults)]
-    return launch(tmp_path, [*watchdog("--policy", policy, "--job", model), *torchrun(*script("named.py", model, "--fault", *planned))])
+    planned = [*(["--ragged"] if ragged else []), "--fault", *(f"{fault}@{FIRST + number}" for number, fault in enumerate(faults))]
+    return launch(tmp_path, [*watchdog("--policy", policy, "--job", model), *torchrun(*script("named.py", model, *planned))])
 
 
 def told(incident: dict[str, Any]) -> tuple[Any, ...]:
@@ -66,6 +66,15 @@ def test_bart_with_a_source_longer_than_its_positions_names_the_first_token_too_
     assert (incident["batch"]["derived"]["value"], incident["batch"]["sample"]["dataset_index"]) == (34, sample(FIRST))
     assert "max_length=32" in incident["fix"]
     assert (incident["action"]["prevented"], incident["action"]["checkpoint"]["updates_applied"]) == (True, FIRST)
+
+
+def test_bart_whose_sources_vary_in_length_goes_on_without_one_that_is_too_long(tmp_path: Path) -> None:
+    """Then it is known before the step that positions go by the length, and a shorter batch stands in."""
+    ended = trained(tmp_path, "skip", "bart", "long", ragged=True)
+    assert ended.code == 0, ended.err
+    (incident,) = ended.incidents
+    assert (incident["step"], incident["status"]) == (FIRST, "resolved")
+    assert len(ended.lines("trained in step")) == 2 * STEPS
 
 
 def test_layoutlmv3_goes_on_without_boxes_of_another_scale_clips_swapped_corners_and_warns_of_a_short_mask(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from torch_watchdog_agent.checkpoint.errors import RestoreError
 from torch_watchdog_agent.checkpoint.files import sync, write_json
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
@@ -55,6 +56,9 @@ class RankFile:
         from safetensors.torch import load_file
 
         plain = json.loads((directory / f"rank-{rank}.json").read_text())
+        if plain["version"] != _VERSION:
+            what = f"its rank-{rank}.json has form {plain['version']}, this version reads {_VERSION}"
+            raise RestoreError(directory, what, "Resume with the version of torch-watchdog that wrote it")
         tensors = load_file(directory / f"rank-{rank}.safetensors")
         return cls(
             rank=plain["rank"],

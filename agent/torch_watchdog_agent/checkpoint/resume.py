@@ -195,6 +195,7 @@ def _load(path: Path, manifest: Mapping[str, Any], target: TrainingState, mine: 
     load_state(stored, target)
 
 
+_FORMATS = {form.FORMAT for form in (by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp)}
 _TAKEN_BY = {
     callback.FORMAT: "its files were written by the function that was given to on_checkpoint()",
     by_lightning.FORMAT: f"Lightning wrote it: trainer.fit(..., ckpt_path={by_lightning.FILE!r} in it) takes it",
@@ -203,6 +204,10 @@ _TAKEN_BY = {
 
 def _refuse_foreign(path: Path, form: str, target: TrainingState) -> None:
     """What another's code wrote only that code can read; generators and the place in the data are ours, but not in a Trainer's folder."""
+    if form not in _FORMATS:
+        raise RestoreError(
+            path, f"this version does not know its format {form!r}", "Resume with the version of torch-watchdog that wrote it"
+        )
     if form == by_trainer.FORMAT:
         raise RestoreError(path, "transformers wrote it", "Give it to trainer.train(resume_from_checkpoint=...)")
     if form in _TAKEN_BY and (target.models or target.optimizers or target.schedulers or target.scalers):

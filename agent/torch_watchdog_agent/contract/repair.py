@@ -1,11 +1,11 @@
-"""A legal stand-in for a bad batch: the same keys, shapes and dtypes, offending elements made legal, checked again by the caller's checks.
+"""A legal stand-in for a bad batch: the same keys and dtypes, offending elements made legal or a length cut, checked again by the caller's checks.
 
-Its gradients are thrown away; it only keeps the collectives of the step whole. None where no value repairs it (a length, for example).
+Its gradients are thrown away; it only keeps the collectives of the step whole. None where nothing of this repairs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -27,20 +27,38 @@ def legal_stand_in(
     leaves: Leaves, oddities: Sequence[Oddity], seen: Seen, recheck: Recheck, resolve: Resolve
 ) -> dict[str, torch.Tensor] | None:
     """The tensors to put in place of the batch's own, or None."""
-    whole = _without_oddities(leaves, oddities, seen)
-    for mend in (_mended_cells, _mended_samples):
-        candidate = dict(whole)
-        for _ in range(ROUNDS):
-            findings, failed = recheck(candidate)
-            if failed and not findings:
-                break
-            if not findings:
-                return {key: tensor for key, tensor in candidate.items() if tensor is not leaves[key]}
-            changed = mend(candidate, findings, resolve)
-            if not changed:
-                break
-            candidate.update(changed)
+    for start in _whole_then_shorter(_without_oddities(leaves, oddities, seen)):
+        for mend in (_mended_cells, _mended_samples):
+            candidate = dict(start)
+            for _ in range(ROUNDS):
+                findings, failed = recheck(candidate)
+                if failed and not findings:
+                    break
+                if not findings:
+                    return {key: tensor for key, tensor in candidate.items() if tensor is not leaves[key]}
+                changed = mend(candidate, findings, resolve)
+                if not changed:
+                    break
+                candidate.update(changed)
     return None
+
+
+def _whole_then_shorter(leaves: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """No value makes a sequence fit that is longer than its positions: what has its length, in any dimension but the batch's, is cut to half of it, or less."""
+    yield leaves
+    for size in sorted({size for tensor in leaves.values() for size in tensor.shape[1:]}, reverse=True):
+        length = size
+        while length > 1:
+            length //= 2
+            yield {key: _cut(tensor, size, length) for key, tensor in leaves.items()}
+
+
+def _cut(tensor: torch.Tensor, size: int, length: int) -> torch.Tensor:
+    dims = [dim for dim in range(1, tensor.dim()) if tensor.shape[dim] == size]
+    cut = tensor
+    for dim in dims:
+        cut = cut.narrow(dim, 0, length)
+    return cut.clone() if dims else tensor
 
 
 def _without_oddities(leaves: Leaves, oddities: Sequence[Oddity], seen: Seen) -> dict[str, torch.Tensor]:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from torch_watchdog_agent import restore
 from torch_watchdog_agent.checkpoint.again import newest_of_this_run
+from torch_watchdog_agent.checkpoint.errors import RestoreError
 from torch_watchdog_agent.checkpoint.files import sha256
 from torch_watchdog_agent.checkpoint.peers import Peers
 
@@ -67,6 +70,12 @@ def test_one_that_this_restore_cannot_take_is_passed_over_aloud(tmp_path: Path, 
     other = saved(tmp_path, 9, **newest)
     found, said = taken(tmp_path, loads=loads)
     assert found == older and f"{other} is not what this restore() can take" in said
+
+
+def test_a_form_of_another_version_is_refused_and_not_taken_for_one_in_which_there_is_nothing_to_load(tmp_path: Path) -> None:
+    """restore() had said which step it was, and left the model as it was made."""
+    with pytest.raises(RestoreError, match=r"does not know its format 'newer'\. Resume with the version of torch-watchdog that wrote it"):
+        restore(model=torch.nn.Linear(2, 2), path=saved(tmp_path, 4, form="newer", ranks=1))
 
 
 def test_the_number_of_ranks_does_not_matter_where_no_place_in_the_data_is_asked_for(tmp_path: Path) -> None:

@@ -128,6 +128,42 @@ def test_the_batch_is_never_changed() -> None:
     assert all(torch.equal(bad[key], before[key]) for key in bad)
 
 
+class Positioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(64, 4), nn.Embedding(16, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.words(x) + self.places(torch.arange(x.shape[1]))
+        return self.head((hidden * mask[..., None]).mean(1))
+
+
+def test_a_sequence_longer_than_the_table_of_positions_has_a_shorter_one_as_its_stand_in() -> None:
+    """No value of its cells makes it fit: single processes had saved nothing for it, and no policy could skip it."""
+
+    def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+        nn.functional.cross_entropy(model(batch["x"], batch["mask"]), batch["y"]).backward()
+
+    def made(length: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.randint(64, (3, length)), "mask": torch.ones(3, length), "y": torch.tensor([0, 1, 2])}
+
+    loop = Loop(Positioned(), step)
+    loop.train([made(length) for length in (8, 12, 16, 5, 9)])
+    bad = made(20)
+    checked = loop.guard.fetched(bad, indices=None, worker=None)
+    assert checked.violation is not None
+    repaired = loop.guard.repaired(bad, checked)
+    assert isinstance(repaired, dict)
+    assert {key: tuple(tensor.shape) for key, tensor in repaired.items()} == {"x": (3, 10), "mask": (3, 10), "y": (3,)}
+    step(loop.model, repaired)
+    assert bad["x"].shape == bad["mask"].shape == (3, 20)
+    bad["x"][1, 2] = 64
+    checked = loop.guard.fetched(bad, indices=None, worker=None)
+    repaired = loop.guard.repaired(bad, checked)
+    assert isinstance(repaired, dict)
+    step(loop.model, repaired)
+
+
 def test_a_failure_inside_the_guard_turns_it_off_once_and_the_training_goes_on() -> None:
     loop = Loop(Net(), step)
 

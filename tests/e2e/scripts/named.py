@@ -43,8 +43,9 @@ def whole(key: str, change: Callable[[torch.Tensor], Any]) -> Fault:
 def long(batch: Batch) -> None:
     """A source of 40 tokens; the other rows are padded to it."""
     ids, mask = torch.ones(ROWS, 40, dtype=torch.long), torch.zeros(ROWS, 40, dtype=torch.long)
-    ids[:, :20], mask[:, :20] = batch["input_ids"], 1
-    ids[ROW, 20:], mask[ROW, 20:] = 5, 1
+    length = batch["input_ids"].shape[1]
+    ids[:, :length], mask[:, :length] = batch["input_ids"], 1
+    ids[ROW, length:], mask[ROW, length:] = 5, 1
     batch["input_ids"], batch["attention_mask"] = ids, mask
 
 
@@ -88,11 +89,14 @@ class Samples(Dataset):
 
 
 class Collate:
-    def __init__(self, faults: dict[int, Fault]) -> None:
-        self.faults = faults  # by the index of a sample
+    def __init__(self, faults: dict[int, Fault], *, ragged: bool) -> None:
+        self.faults, self.ragged = faults, ragged  # faults by the index of a sample
 
     def __call__(self, samples: list[tuple[int, Batch]]) -> Batch:
         batch = {key: torch.stack([sample[key] for _, sample in samples]) for key in samples[0][1]}
+        if self.ragged:
+            length = 20 - samples[0][0] // (ROWS * RANKS) % 5
+            batch |= {key: batch[key][:, :length] for key in ("input_ids", "attention_mask")}
         for index, _ in samples:
             if index in self.faults:
                 self.faults[index](batch)
@@ -103,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=FAULTS)
     parser.add_argument("--fault", nargs="*", default=[], help="NAME@STEP")
+    parser.add_argument("--ragged", action="store_true", help="each step has a length of its own")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -116,7 +121,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     samples = Samples(made)
     for step, batch in enumerate(
-        DataLoader(samples, batch_size=ROWS, sampler=DistributedSampler(samples, shuffle=False), collate_fn=Collate(faults))
+        DataLoader(
+            samples, batch_size=ROWS, sampler=DistributedSampler(samples, shuffle=False), collate_fn=Collate(faults, ragged=given.ragged)
+        )
     ):
         model(**batch)[0].backward()
         optimizer.step()

@@ -212,6 +212,11 @@ def test_the_incident_that_ended_the_job_is_told_before_a_graver_one_that_did_no
     assert summarise([skipped, stop], replace(END, exit_code=0))[0] == "job train-1 stopped on request (exit code 0)"
 
 
+def test_a_severity_of_another_version_is_taken_for_the_gravest() -> None:
+    lines = summarise([INCIDENT | {"severity": "warning"}, INCIDENT | {"severity": "fatal", "kind": "rank.died"}], END)
+    assert "rank.died" in lines[0]
+
+
 def test_the_death_that_ended_the_job_is_told_before_a_skip_that_it_had_gone_on_after() -> None:
     """And with it what was saved, and how to go on from there."""
     skipped = INCIDENT | {

@@ -97,7 +97,8 @@ class Casebook:
         made = build.from_violation(violation, place, prevented=found.how != "noticed")
         if found.how == "refused" and self._policy == "skip":
             made = build.with_reason(
-                made, "it could not be skipped: it was found inside the step, not before it (`watchdog contract` shows what is)"
+                made,
+                "it could not be skipped: it was found inside the step, or nothing legal can stand in for it (`watchdog contract` shows what is held)",
             )
         self._keep(made)
         if found.how == "held":

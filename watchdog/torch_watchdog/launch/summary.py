@@ -50,7 +50,7 @@ END_FIELDS = (
     "signalled",
     "standstill",
 )  # of a JobEnd, under `end` in job.json
-_SEVERITIES = ("critical", "warning", "info")
+_GRAVITY = {"critical": 0, "warning": 1, "info": 2}  # a word that is not known here is taken for the gravest
 _LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
 _CALL_RESTORE = (
     "  call   torch_watchdog_agent.restore(model=..., optimizer=..., scheduler=..., loader=...) in the script: without it that line begins "
@@ -205,7 +205,7 @@ def _telling_order(incident: Incident, ended_in: int | None) -> tuple[bool, bool
     is_over = ended_in is not None and incident.get("attempt", ended_in) != ended_in
     action = incident.get("action") or {}
     ended_the_job, went_on = action.get("exit_code") is not None, ended_in is not None and action.get("policy") == "skip"
-    return is_over, not ended_the_job, _SEVERITIES.index(incident.get("severity", "info")), went_on, incident.get("time", "")
+    return is_over, not ended_the_job, _GRAVITY.get(incident.get("severity", "info"), 0), went_on, incident.get("time", "")
 
 
 def was_survived(incident: Incident, *, attempt: int, exit_code: int | None) -> bool:

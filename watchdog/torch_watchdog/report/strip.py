@@ -36,8 +36,9 @@ def shown_range(tracks: Iterable[RankTrack], incidents: Iterable[Mapping[str, An
 
 def cells_of(track: RankTrack, first: int, last: int, incidents: Sequence[Mapping[str, Any]], num_cells: int) -> str:
     """A cell stands for one step, or for as many as make all fit."""
-    per_cell = max(1, math.ceil((last - first + 1) / num_cells))
-    cells = [" "] * math.ceil((last - first + 1) / per_cell)
+    num_steps = last - first + 1
+    per_cell = max(1, -(-num_steps // num_cells))  # rounded up, and exact for numbers that no float holds
+    cells = [" "] * -(-num_steps // per_cell)
     marks = _marks_of(track, incidents)
     slow_ns = SLOW_RATIO * 1e9 * (track.median_step_s or math.inf)
     loader = track.loader_ns()

@@ -82,7 +82,7 @@ class SegmentWriter:
 
 def segment_files(folder: Path) -> tuple[Path, ...]:
     """The segment files of a folder in the order in which they were begun; none where there is no folder."""
-    return tuple(sorted((path for path in folder.glob("*.seg") if path.stem.isdigit()), key=_number))
+    return tuple(sorted((path for path in folder.glob("*.seg") if path.stem.isdigit() and path.is_file()), key=_number))
 
 
 def _number(path: Path) -> int:
