@@ -108,7 +108,8 @@ def _leave_copied(pid: int, originals: dict[int, tuple[tuple[int, int], int]], d
             stream.flush()
     for fd, (place, original) in originals.items():
         if _place(fd) == place:
-            os.dup2(original, fd)
+            with contextlib.suppress(OSError):  # the program has closed every descriptor that it did not know
+                os.dup2(original, fd)
     poller = select.poll()
     poller.register(done_fd, 0)
     poller.poll(LAST_COPY_MS)

@@ -25,11 +25,12 @@ from torch_watchdog_agent.output import Channel, Log
 MODES = pytest.mark.parametrize("mode", ["guard", "tee"])
 
 JUNK = "import os, random; os.write(1, random.Random(1).randbytes(70_001)); os.write(2, random.Random(2).randbytes(333) + b'no newline at the end')"
+CLOSES_ALL = "import os; print('x', flush=True); os.closerange(3, 65536)"  # ours, too
 BULK = "import sys; [sys.stdout.buffer.write(b'%08d' % i * 12 + b'\\n') for i in range(103_000)]"
 
 
 @MODES
-@pytest.mark.parametrize("code", [JUNK, BULK, "print('one line')", "pass", "import sys; print('x', file=sys.stderr); 1 / 0"])
+@pytest.mark.parametrize("code", [JUNK, BULK, "print('one line')", "pass", "import sys; print('x', file=sys.stderr); 1 / 0", CLOSES_ALL])
 def test_both_streams_are_the_same_with_and_without_us(stage: Stage, mode: str, code: str) -> None:
     plain, ours = stage.run(code, mode="plain"), stage.run(code, mode=mode, log=stage.folder / "log")
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
