@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def test_an_end_that_is_not_ours_comes_out_as_it_is(launcher: str, end: tuple[st
     watched = run([*watchdog(tmp_path), *LAUNCHERS[launcher], SCRIPT, *end])
     assert plain.returncode != 0
     assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout), watched.stderr
+    assert "did not answer" not in watched.stderr and re.search(r": rank\.|ended by SIGTERM", watched.stderr), watched.stderr
 
 
 def test_a_launcher_that_restarts_its_ranks_does_so(tmp_path: Path) -> None:

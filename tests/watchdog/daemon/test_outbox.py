@@ -85,3 +85,30 @@ def test_an_order_that_does_not_fit_a_message_is_told_of_and_keeps_back_no_other
 
     asyncio.run(orders())
     assert written == list(ORDERS) and len(said) == 1 and "an order for rank 1 does not fit" in said[0]
+
+
+def test_an_order_that_is_on_its_way_as_its_stream_ends_is_written_whole() -> None:
+    """gRPC never tells the node that a stream has ended of which a write was cancelled: a lone rank that was killed had nothing told of it."""
+    has_begun, may_end, written = asyncio.Event(), asyncio.Event(), list[Any]()
+
+    class Stream:
+        async def write(self, message: Any) -> None:
+            has_begun.set()
+            await may_end.wait()
+            written.append(codec.read_tell_rank(message))
+
+    async def ends_meanwhile() -> None:
+        outbox = Outbox()
+        outbox.put(ORDERS[0])
+        writing = asyncio.create_task(ControlService(cast("Any", None), cast("Any", None))._write_orders(outbox, Stream()))
+        await has_begun.wait()
+        writing.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not writing.done()
+        may_end.set()
+        await asyncio.wait((writing,))
+        assert writing.cancelled()
+
+    asyncio.run(ends_meanwhile())
+    assert written == [ORDERS[0]]

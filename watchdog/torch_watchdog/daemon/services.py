@@ -25,6 +25,7 @@ __all__ = ["ControlService", "TelemetryService", "apart_ms"]
 
 _REPORTS_PER_S = 250  # of one job: half a core; a report of four steps costs little more than one of a single step
 _LONGEST_MS = 4000  # a standstill is told after 10 s at the earliest, and `rules/loss.py` waits for the other ranks of such a job
+_LAST_WRITE_S = 5.0  # for a message that is on its way as its stream ends
 _OTHERS_S = 5.0  # for the goodbyes of the other nodes: what their ranks saw last may be what began it
 
 
@@ -97,7 +98,7 @@ class _Acks:
     async def write_all(self) -> None:
         while True:
             seq = await self._queue.get()
-            await self._context.write(codec.daemon_message(ReportAck(seq=seq, every_ms=self._every_ms())))
+            await _write_whole(self._context, codec.daemon_message(ReportAck(seq=seq, every_ms=self._every_ms())))
             self._open -= 1
             if self._open == 0:
                 self._idle.set()
@@ -137,7 +138,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
             except codec.MalformedMessageError as error:  # of what one rank has said: the others' orders go on
                 self.calls.refused("order", context, f"an order for rank {order.rank} does not fit a message ({error})")
             else:
-                await context.write(message)
+                await _write_whole(context, message)
             outbox.done(order)
 
 
@@ -157,6 +158,16 @@ async def _first(requests: AsyncIterator[Any]) -> Any:
     async for request in requests:
         return request
     raise codec.MalformedMessageError("the stream ended before its hello")
+
+
+async def _write_whole(context: Any, message: Any) -> None:
+    """Also where the task is cancelled meanwhile: gRPC never tells the other side that a stream has ended of which a write was cancelled."""
+    writing = asyncio.ensure_future(context.write(message))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait((writing,), timeout=_LAST_WRITE_S)
+        raise
 
 
 @contextlib.asynccontextmanager
