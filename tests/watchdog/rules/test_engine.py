@@ -145,3 +145,16 @@ def test_most_are_one_finding_also_where_the_first_look_has_seen_less_than_half_
     for step in range(100):
         watch.second(*made(step, range(9)), *made(step - 1, range(9, 20)) if step else ())
     assert watch.told == [("supervision", None, "fires")]
+
+
+def test_most_are_told_also_where_as_many_as_are_kept_were_seen_one_by_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,500 of 4,096 ranks, then all: the one finding had found no room, and the ranks' own waited for it for ever."""
+    monkeypatch.setattr("torch_watchdog.rules.engine._MAX_ALERTS", 9)
+    watch = Watch()
+
+    def made(step: int) -> Iterator[StepBlock]:
+        slow = range(9 if step < 44 else 20)
+        return loading(20, slow)(step)
+
+    watch.seconds(90, made)
+    assert watch.told == [("slow_loader", None, "fires")]

@@ -114,7 +114,10 @@ class _Watched:
         seen = {(sign.rank, sign.subject): sign for sign in self._judged(view)}
         hold_s = max(self._settings.hold_s, _CROWD_S if self._rule.each_rank and len(seen) > FEW else 0.0)
         for subject in seen:
-            if subject not in self._alerts and len(self._alerts) < _MAX_ALERTS:
+            has_room = len(self._alerts) < _MAX_ALERTS or (
+                self._rule.each_rank and subject[0] is None
+            )  # that of most says what the others would
+            if subject not in self._alerts and has_room:
                 self._alerts[subject] = Alert(hold_s=hold_s, keep_s=self._settings.keep_s)
         for subject, alert in self._alerts.items():
             if self._is_of_most(subject, seen):
