@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -258,3 +259,22 @@ def test_the_line_that_resumes_keeps_the_name_whose_alerts_are_over_then_and_tha
     words = ["--job", "team-a-1", "--policy", "skip", "--resume", "runs/x/checkpoints/step-5"]
     assert CliRunner().invoke(launched, words, catch_exceptions=False).exit_code == 0
     assert said == [("--job", "team-a-1", "--policy", "skip")]
+
+
+@pytest.mark.parametrize("missing", ["grpc", "google.protobuf"])
+def test_a_launch_without_what_it_needs_runs_the_command_all_the_same(missing: str, tmp_path: Path) -> None:
+    """A torn installation, or one that another package has pulled apart: the training had not been started."""
+    launch = f"""
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == {missing!r} or name.startswith({missing + "."!r}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}")
+sys.meta_path.insert(0, Hidden())
+from torch_watchdog.cli.main import main
+main()
+"""
+    command = [sys.executable, "-c", launch, "--dir", str(tmp_path), sys.executable, "-c", "print('trained'); raise SystemExit(3)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (3, "trained\n")
+    assert done.stderr == f"[torch-watchdog] this launch runs without the watchdog: ModuleNotFoundError: No module named {missing!r}\n"

@@ -19,6 +19,7 @@ import click
 
 from torch_watchdog.cli.options import launch_options
 from torch_watchdog.errors import ConfigError, WatchdogError
+from torch_watchdog.launch.plain import EXIT_NOT_FOUND
 from torch_watchdog.launch.say import say
 from torch_watchdog_proto import __version__
 
@@ -46,7 +47,7 @@ COMMANDS = (
     "doctor",
     "demo",
 )
-EXIT_NOT_FOUND = 127
+
 OF_EVERY_COMMAND = {"dir", "daemon", "config"}
 
 

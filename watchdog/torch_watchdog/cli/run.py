@@ -8,6 +8,7 @@ import click
 
 from torch_watchdog.cli.options import given_words, launch_options, settings
 from torch_watchdog.errors import ConfigError
+from torch_watchdog.launch.plain import become, become_for
 from torch_watchdog.launch.say import say
 from torch_watchdog_proto.loops import quiet_grpc
 
@@ -27,19 +28,16 @@ def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_
         config = replace(settings(context), scan=scan, scan_after=scan_after, replay=replay)
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001 - a deleted folder, say: ours to tell, not a reason for the training not to run
-        from torch_watchdog.launch.run import become, described
-
-        say(f"this launch runs without the watchdog: {described(error)}")
-        become(words)
+    except Exception as error:  # noqa: BLE001 - a deleted folder, say
+        become_for(error, words)
     if not config.enabled:
-        from torch_watchdog.launch.run import become
-
         say("switched off on this machine (/etc/torch-watchdog/config.toml): this runs unwatched")
         become(words)
     for line in config.overruled:
         say(line)
-    with quiet_grpc():
-        from torch_watchdog.launch.run import launch  # here, because it brings gRPC: a typing error must not wait for it
-
+    try:
+        with quiet_grpc():
+            from torch_watchdog.launch.run import launch  # here, because it brings gRPC: a typing error must not wait for it
+    except Exception as error:  # noqa: BLE001 - gRPC, or protobuf, is not there or of a version that does not fit
+        become_for(error, words)
     launch(config, words, options=given_words(context))

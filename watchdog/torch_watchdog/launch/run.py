@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from torch_watchdog.config import LaunchConfig
-from torch_watchdog.errors import WatchdogError
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.places import here
+from torch_watchdog.launch.plain import become, become_for, cannot_start, described
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, ended_by, summarise
@@ -29,9 +29,8 @@ from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog_agent.node.config import JobOutcome
 from torch_watchdog_proto.messages import EXIT_FAILED
 
-__all__ = ["EXIT_NOT_EXECUTABLE", "EXIT_NOT_FOUND", "launch"]
+__all__ = ["launch"]
 
-EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as a shell has them
 SWITCH = "TORCH_WATCHDOG"  # "off": the command is executed as if we were not installed
 SILENCE_WORTH_A_LINE_S = 300.0
 LAST_LINES = 10
@@ -52,20 +51,14 @@ def launch(config: LaunchConfig, command: Sequence[str], *, options: Sequence[st
         try:
             watch = stack.enter_context(open_watch(config, command, options))
         except Exception as error:  # noqa: BLE001 - whatever it is, the training runs
-            say(f"this launch runs without the watchdog: {described(error)}")
             stack.close()
             signals.unblock_signals(mask)
-            become(command)
+            become_for(error, command)
         status = run_command(watch, mask, witness, came=came.append)
         decided = _guarded(lambda: conclude(watch, status, watch.record["options"], came=came))
     if decided is not None:
         sys.exit(decided)
     signals.end_like(status, mask)
-
-
-def described(error: Exception) -> str:
-    """Errors that are meant for a person speak for themselves; of others the kind is worth knowing."""
-    return str(error) if isinstance(error, WatchdogError) else f"{type(error).__name__}: {error}"
 
 
 def is_watched_already(environment: Mapping[str, str]) -> bool:
@@ -89,14 +82,6 @@ def _ancestors(pid: int) -> set[int]:
     return found
 
 
-def become(command: Sequence[str]) -> NoReturn:
-    """The command, plain."""
-    try:
-        signals.replace_with(command, os.environ)
-    except OSError as error:
-        sys.exit(_cannot_start(command, error))
-
-
 def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callable[[signal.Signals], object]) -> int:
     """The wait status of the command, or one that says why it was never started. `came`: is told each signal from outside."""
     early = signals.pending_end()
@@ -106,7 +91,7 @@ def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callabl
     try:
         pid = signals.spawn(watch.plan.command, {**os.environ, **watch.plan.environment}, mask=mask, ignored=tuple(instead))
     except OSError as error:
-        return _cannot_start(watch.plan.command, error) << 8
+        return cannot_start(watch.plan.command, error) << 8
     instead |= _for_a_lone_rank(watch, pid)
 
     def noted(number: signal.Signals) -> None:
@@ -133,11 +118,6 @@ def _for_a_lone_rank(watch: Watch, pid: int) -> dict[signal.Signals, Callable[[]
             signals.send(pid, signal.SIGTERM)
 
     return {signal.SIGTERM: told} if watch.saves_on_signal and is_by_accelerate(watch.plan.command) else {}
-
-
-def _cannot_start(command: Sequence[str], error: OSError) -> int:
-    say(f"{command[0]}: {error.strerror}")
-    return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
 
 
 def _silence(watch: Watch, *, started_s: float) -> Callable[[], None]:
