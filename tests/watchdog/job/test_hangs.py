@@ -125,6 +125,9 @@ def test_a_standstill_is_told_in_words_from_its_first_verdict_until_a_step_comes
     run = Run(timeout_s=100.0)
     run.look(waits=(0,), elsewhere=(1,))
     assert run.watch.standstill.startswith("rank 0 waits for rank 1: ") and "no step for" in run.watch.standstill
+    run.look(elsewhere=(0, 1))  # the late one has come, and both go on to a step
+    assert run.watch.standstill == ""
+    run.look(waits=(0,), elsewhere=(1,))
     run.watch.progressed(run.now)
     assert run.watch.standstill == ""
 

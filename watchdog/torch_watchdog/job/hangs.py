@@ -62,7 +62,7 @@ class HangWatch:
         self._stopped_before: frozenset[int] = frozenset()
         self._split_before: Split | None = None
         self._told = False
-        self.standstill = ""  # in words, since the last step
+        self.standstill = ""  # in words, as of the newest look since the last step
         self._network_failed = False  # since the last step
         self._ask_again_at = 0.0
 
@@ -138,6 +138,7 @@ class HangWatch:
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
         late = sorted(self._asked - set(waiting))
         if not waiting:
+            self.standstill = ""  # whoever was late has come meanwhile
             return None
         if not late:
             return self._judge_split(split([Place.of(answer) for answer in self._answers.values()]), stood_s)
@@ -154,6 +155,7 @@ class HangWatch:
         what one rank has sent may still be on its way to another."""
         before, self._split_before = self._split_before, found
         if found is None:
+            self.standstill = ""
             return None
         sure = found == before and not self._network_failed and all(self._states.get(rank, "S") != "R" for rank in found.ranks)
         waiting = tuple(sorted(self._asked - set(found.ranks)))
