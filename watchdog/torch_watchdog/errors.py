@@ -12,6 +12,7 @@ __all__ = [
     "AlertError",
     "BadJobNameError",
     "ConfigError",
+    "DaemonAnswerError",
     "DaemonRefusedError",
     "DaemonStartError",
     "DaemonUnreachableError",
@@ -92,6 +93,16 @@ class DaemonRefusedError(WatchdogError):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"the daemon at {address} refused: {reason}")
         self.address, self.reason = address, reason
+
+
+class DaemonAnswerError(WatchdogError):
+    """The daemon answered in words that are not known here."""
+
+    def __init__(self, address: str, what: str) -> None:
+        super().__init__(
+            f"the daemon at {address} answers what this version does not know ({what[:200]}): use the `watchdog` of its version"
+        )
+        self.address = address
 
 
 class NoTokenError(WatchdogError):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 import grpc
 
 from torch_watchdog.daemon.token import CA_FILE, named_authority, token_for
-from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
+from torch_watchdog.errors import DaemonAnswerError, DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY, JobStatus, JoinAnswer, JoinRequest, OrderAnswer, OrderKind
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, StepBlock
@@ -29,7 +29,9 @@ _UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_
 
 
 class DaemonClient:
-    """`address` is `unix:PATH` or `HOST:PORT`. Every method raises DaemonUnreachableError, UnknownJobError or DaemonRefusedError (all WatchdogError)."""
+    """`address` is `unix:PATH` or `HOST:PORT`. Every method raises DaemonUnreachableError, UnknownJobError, DaemonRefusedError or DaemonAnswerError, all of
+    which are WatchdogErrors.
+    """
 
     def __init__(self, address: str, *, token: str = "", timeout_s: float = 5.0, authority: bytes | None = None) -> None:
         self._address, self._timeout_s = address, timeout_s
@@ -41,18 +43,18 @@ class DaemonClient:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job that this daemon knows, newest first; without their ranks."""
-        answer = self._ask("", lambda call: self._stub.ListJobs(query_pb2.ListJobsRequest(), **call))
-        return tuple(codec.read_plain_message(job) for job in answer.jobs)
+        request = query_pb2.ListJobsRequest()
+        return self._ask("", lambda call: tuple(map(codec.read_plain_message, self._stub.ListJobs(request, **call).jobs)))
 
     def job(self, name: str) -> JobStatus:
         """One job with its ranks."""
-        answer = self._ask(name, lambda call: self._stub.GetJob(query_pb2.JobRequest(job=name), **call))
-        return cast("JobStatus", codec.read_plain_message(answer))
+        request = query_pb2.JobRequest(job=name)
+        return cast("JobStatus", self._ask(name, lambda call: codec.read_plain_message(self._stub.GetJob(request, **call))))
 
     def incidents(self, name: str) -> tuple[Mapping[str, Any], ...]:
         """The job's incidents as their JSON objects, oldest first."""
-        answer = self._ask(name, lambda call: self._stub.ListIncidents(query_pb2.JobRequest(job=name), **call))
-        return tuple(json.loads(text) for text in answer.incidents_json)
+        request = query_pb2.JobRequest(job=name)
+        return self._ask(name, lambda call: tuple(map(_object, self._stub.ListIncidents(request, **call).incidents_json)))
 
     def steps(
         self, name: str, rank: int | None = None, first_step: int | None = None, last_step: int | None = None
@@ -64,13 +66,13 @@ class DaemonClient:
     def request(self, name: str, kind: OrderKind, *, by: str, reason: str = "") -> OrderAnswer:
         """Asks the job for a clean stop or a checkpoint."""
         request = query_pb2.OrderRequest(job=name, kind=kind, by=by, reason=reason)
-        return cast("OrderAnswer", codec.read_plain_message(self._ask(name, lambda call: self._stub.RequestOrder(request, **call))))
+        return cast("OrderAnswer", self._ask(name, lambda call: codec.read_plain_message(self._stub.RequestOrder(request, **call))))
 
     def join(self, request: JoinRequest) -> JoinAnswer:
         """The job that this node is one of."""
         stub = telemetry_pb2_grpc.TelemetryStub(self._channel)
-        answer = self._ask(request.rendezvous, lambda call: stub.Join(codec.plain_message(request), **call))
-        return cast("JoinAnswer", codec.read_plain_message(answer))
+        words = codec.plain_message(request)
+        return cast("JoinAnswer", self._ask(request.rendezvous, lambda call: codec.read_plain_message(stub.Join(words, **call))))
 
     def goodbye(self, hello: NodeHello, goodbye: NodeGoodbye) -> None:
         """Tells the end of a launch that is over."""
@@ -80,8 +82,7 @@ class DaemonClient:
     def contract(self, name: str, rank: int = 0) -> Mapping[str, Any]:
         """What the rank has learned about its batches, as it wrote it to `contract/rank-R.json`."""
         request = query_pb2.ContractRequest(job=name, rank=rank)
-        answer = self._ask(name, lambda call: self._stub.GetContract(request, **call))
-        return cast("Mapping[str, Any]", json.loads(answer.contract_json))
+        return self._ask(name, lambda call: _object(self._stub.GetContract(request, **call).contract_json))
 
     def alerts(self) -> tuple[Mapping[str, Any], ...]:
         """The alerts that are open, as JSON objects."""
@@ -89,19 +90,23 @@ class DaemonClient:
 
     def alerts_and_silences(self) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
         """What is open, and what is kept quiet."""
-        answer = self._ask("", lambda call: self._alerts.ListAlerts(alerts_pb2.ListAlertsRequest(), **call))
-        return tuple(map(json.loads, answer.alerts_json)), tuple(map(json.loads, answer.silences_json))
+
+        def asked(call: dict[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
+            answer = self._alerts.ListAlerts(alerts_pb2.ListAlertsRequest(), **call)
+            return tuple(map(_object, answer.alerts_json)), tuple(map(_object, answer.silences_json))
+
+        return self._ask("", asked)
 
     def acknowledge(self, incident: str, *, by: str) -> OrderAnswer:
         """`incident` is JOB/ID, or the key of an alert."""
         request = alerts_pb2.AcknowledgeRequest(incident=incident, by=by)
-        return cast("OrderAnswer", codec.read_plain_message(self._ask("", lambda call: self._alerts.Acknowledge(request, **call))))
+        return cast("OrderAnswer", self._ask("", lambda call: codec.read_plain_message(self._alerts.Acknowledge(request, **call))))
 
     def silence(
         self, *, jobs: Sequence[str], kinds: Sequence[str], severities: Sequence[str], seconds: float, by: str, comment: str
     ) -> OrderAnswer:
         request = alerts_pb2.SilenceRequest(jobs=jobs, kinds=kinds, severities=severities, seconds=seconds, by=by, comment=comment)
-        return cast("OrderAnswer", codec.read_plain_message(self._ask("", lambda call: self._alerts.Silence(request, **call))))
+        return cast("OrderAnswer", self._ask("", lambda call: codec.read_plain_message(self._alerts.Silence(request, **call))))
 
     def close(self) -> None:
         """Closes the channel."""
@@ -114,10 +119,13 @@ class DaemonClient:
         self.close()
 
     def _ask(self, job: str, question: Callable[[dict[str, Any]], _T], patience: float = 1.0) -> _T:
+        """`question` asks, and reads the answer."""
         try:
             return question({"timeout": patience * self._timeout_s, "metadata": self._metadata})
         except grpc.RpcError as error:
             self._raise(job, error)
+        except ValueError as error:
+            raise DaemonAnswerError(self._address, str(error)) from error
 
     def _raise(self, job: str, error: grpc.RpcError) -> NoReturn:
         status = error.code()
@@ -126,6 +134,13 @@ class DaemonClient:
         if status is grpc.StatusCode.NOT_FOUND:
             raise UnknownJobError(job, told=error.details()) from error
         raise DaemonRefusedError(self._address, error.details() or status.name) from error
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise codec.MalformedMessageError(f"a {type(found).__name__} in the place of an object")
+    return found
 
 
 def _not_trusted(details: str) -> str:
