@@ -52,7 +52,9 @@ def instances_of(cls: type[Any]) -> st.SearchStrategy[Any]:
     if cls is messages.StepTable:
         return st.lists(step_blocks(), max_size=3).map(messages.StepTable.of)
     hints = typing.get_type_hints(cls)
-    fields = {field.name: BY_NAME.get(field.name) or values_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    fields = {
+        field.name: BY_NAME[field.name] if field.name in BY_NAME else values_of(hints[field.name]) for field in dataclasses.fields(cls)
+    }
     return st.builds(cls, **fields)
 
 
