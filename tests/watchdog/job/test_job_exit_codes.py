@@ -143,6 +143,7 @@ def test_a_rank_that_is_killed_while_a_batch_is_being_skipped_has_not_died_of_it
     """Found by an attack: 65 and the batch were told, and nothing of the kill."""
     run = trained("skip")
     run.say(hold(1, 9))
+    run.report(events=(exception(1, 1, "step 9: held: ids[0, 0] = 51"),))  # the holder's last words
     if promised:
         promise(run)
     lose_rank_1(run)

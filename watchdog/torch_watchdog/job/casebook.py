@@ -41,7 +41,7 @@ def _is_of_one_step(held: Incident, other: Incident) -> bool:
 
 
 def _is_left_out(found: Incident) -> bool:
-    """A batch that no rank uses: one that ends without a word meanwhile does not die of it."""
+    """A batch that no rank uses: one that is killed meanwhile, or ends without a word, does not die of it."""
     return found["action"]["policy"] == "skip" and bool(found["action"]["prevented"])
 
 
@@ -188,7 +188,7 @@ class Casebook:
 
     def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
-        if not any(end.text for end in first.culprits):
+        if not any(end.raised_ns or (end.text and end.signal is None) for end in first.culprits):
             self._over.update(found["id"] for found in self._at_hand() if _is_left_out(found))
         cause = self._cause_of_failures()
         failed = [*(end.rank for end in first.culprits), *first.victims]
