@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_watchdog.alerts.alert import Delivery, alert_name, key_of, lineage_of
-from torch_watchdog.alerts.desk import AlertDesk, JobFacts, silence_of, silence_to_json
+from torch_watchdog.alerts.desk import AlertDesk, JobFacts
 from torch_watchdog.alerts.open import Rules
 from torch_watchdog.alerts.routes import Match, Route, Silence
 from torch_watchdog.job import incident as build
@@ -309,11 +309,6 @@ def test_what_is_no_alert_of_ours_is_left_out(saved: dict[str, Any]) -> None:
     desk = Desk()
     desk.desk.restore([saved])
     assert desk.desk.open_alerts == ()
-
-
-def test_a_silence_survives_as_json() -> None:
-    silence = Silence(match=Match(jobs=("a*",), kinds=("rank.*",)), until_s=12.0, by="anna", comment="move")
-    assert silence_of(json.loads(json.dumps(silence_to_json(silence)))) == silence
 
 
 def test_a_key_knows_the_fault_and_neither_rank_nor_step_nor_attempt() -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_watchdog.alerts.alert import Alert, Delivery, key_of
 from torch_watchdog.alerts.open import Open, Rules
-from torch_watchdog.alerts.routes import Match, Route, Silence, route_of
+from torch_watchdog.alerts.routes import Route, Silence, route_of
 from torch_watchdog.alerts.text import lines_of, title_of
 
-__all__ = ["AlertDesk", "JobFacts", "silence_of", "silence_to_json"]
+__all__ = ["AlertDesk", "JobFacts"]
 
 _MAX_OPEN_OF_JOB = 20
 
@@ -199,18 +199,6 @@ class AlertDesk:
 
     def _is_quiet(self, alert: Alert, now: float) -> bool:
         return any(silence.until_s > now and silence.match.fits(alert) for silence in self._silences)
-
-
-def silence_to_json(silence: Silence) -> dict[str, Any]:
-    return asdict(silence)
-
-
-def silence_of(fields: Mapping[str, Any]) -> Silence:
-    """Raises KeyError, TypeError or ValueError for what is none."""
-    match = {name: tuple(map(str, fields["match"].get(name, ()))) for name in ("jobs", "kinds", "severities")}
-    return Silence(
-        match=Match(**match), until_s=float(fields["until_s"]), by=str(fields["by"])[:200], comment=str(fields.get("comment", ""))[:500]
-    )
 
 
 def _alert(incident: Mapping[str, Any], job: JobFacts, known: Open | None, now: float) -> Alert:

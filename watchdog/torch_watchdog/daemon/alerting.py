@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.alerts.alert import JOB_SILENT, lineage_of
-from torch_watchdog.alerts.desk import AlertDesk, JobFacts, silence_to_json
+from torch_watchdog.alerts.desk import AlertDesk, JobFacts
 from torch_watchdog.alerts.receivers import receiver_of
 from torch_watchdog.alerts.routes import Match, Silence
 from torch_watchdog.alerts.sender import AlertSender
@@ -220,7 +220,7 @@ class Alerting:
         """Those that name a job or pattern that the caller sees, are for all jobs, or keep quiet an alert that the caller sees: others' are not its own."""
         seen = [alert for alert in self.desk.open_alerts if sees(alert.job)]
         return [
-            silence_to_json(silence)
+            asdict(silence)
             for silence in self.desk.silences
             if not silence.match.jobs or any(map(sees, silence.match.jobs)) or any(map(silence.match.fits, seen))
         ]

@@ -320,7 +320,7 @@ class Attempt:
         diverged = self._losses.verdict({number: rank.seen_step for number, rank in self.ranks.items()}, now=now, at_end=at_end)
         if diverged is None:
             return ()
-        found = self._shared.casebook.diverged(diverged, self.ranks, now, policy=self._shared.policy)
+        found = self._shared.casebook.diverged(diverged, self.ranks, now)
         effects: list[Effect] = [
             self._event(now, "incident", rank=diverged.origin, step=found["step"], text=found["summary"], incident=found["id"]),
             WriteIncident(incident=found, contract_of_rank=None),

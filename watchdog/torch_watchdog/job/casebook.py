@@ -17,10 +17,10 @@ from torch_watchdog.rules.death import NOTHING_KNOWN, Files, judge
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
 from torch_watchdog_proto.stop.events import Closed, Found, Opened
+from torch_watchdog_proto.stop.rescue import Ended
 
 if TYPE_CHECKING:
     from torch_watchdog.rules.engine import Finding
-from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = ["Casebook"]
 
@@ -137,12 +137,12 @@ class Casebook:
             self._over.update(owners)
         return [self._keep(build.closed(self._incidents[owner], closed)) for owner in owners]
 
-    def diverged(self, found: Divergence, ranks: Ranks, now: float, *, policy: str) -> Incident:
+    def diverged(self, found: Divergence, ranks: Ranks, now: float) -> Incident:
         """The first loss that is no number."""
         others = [rank for rank in ranks if rank != found.origin]
         place = self._place(
             now, ranks, found.origin, step=found.first.step, micro_step=found.first.micro_step, affected=others,
-            policy="observe" if policy == "observe" else "stop",
+            policy="observe" if self._policy == "observe" else "stop",
         )  # fmt: skip
         made = build.incident(place, kind=found.kind, severity="critical", summary=found.summary, cause=found.cause, fix=found.fix)
         self._waiting.append(made["id"])

@@ -38,10 +38,6 @@ class Rescues:
         return self._coordinator.state != "idle"
 
     @property
-    def is_under_way(self) -> bool:
-        return self._coordinator.state in ("freeing", "saving", "sealing")
-
-    @property
     def deadline(self) -> float | None:
         waiting = self._release_all_at if self._ranks - self._released else None
         return min((time for time in (self._coordinator.next_deadline, waiting) if time is not None), default=None)

@@ -32,12 +32,11 @@ _Subject: TypeAlias = tuple[int | None, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What began (`fires`) or ended (`resolves`). `sign` is the newest; `again`: it had been over."""
+    """What began (`fires`) or ended (`resolves`). `sign` is the newest."""
 
     about: About
     sign: Sign
     change: Literal["fires", "resolves"]
-    again: bool = False
 
 
 class Engine:
@@ -125,8 +124,7 @@ class _Watched:
             self._signs.update({subject: seen[subject]} if subject in seen else {})
             change = alert.step(subject in seen, now)
             if change is not None:
-                again = alert.fired > 1
-                yield Finding(about=self._rule.about, sign=self._signs[subject], change=change, again=again)
+                yield Finding(about=self._rule.about, sign=self._signs[subject], change=change)
 
     def _judged(self, view: View) -> Iterable[Sign]:
         signs = self._rule.judge(view, self._settings)

@@ -12,7 +12,6 @@ __all__ = ["RankState", "Results", "is_scan", "read_results"]
 
 FOLDER = "scan"
 EXIT_BAD, EXIT_UNFINISHED = 65, 1
-UNCONFIRMED = "batches that would have to run to be judged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

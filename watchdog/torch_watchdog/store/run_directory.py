@@ -45,10 +45,6 @@ class RunDirectory:
         return self.root / "incidents"
 
     @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
