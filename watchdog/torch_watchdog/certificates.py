@@ -46,7 +46,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], *, days: int) -> tuple
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([_general(host) for host in hosts])
     built = (
-        _builder(hosts[0][:LONGEST_COMMON_NAME], key.public_key(), authority.subject, days)
+        _builder(hosts[0], key.public_key(), authority.subject, days)
         .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -81,7 +81,7 @@ def _builder(subject: str, key: ec.EllipticCurvePublicKey, issuer: x509.Name, da
 
 
 def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:LONGEST_COMMON_NAME])])
 
 
 def _general(host: str) -> x509.GeneralName:

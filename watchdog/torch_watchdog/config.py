@@ -68,6 +68,11 @@ class LaunchConfig:
     overruled: tuple[str, ...] = ()
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # ours -> what this site's scheduler is to see
 
+    @property
+    def saves_on_signal(self) -> bool:
+        """Whether a signal from outside becomes an order of the job's: all ranks save, and stop."""
+        return self.on_signal == "checkpoint" and self.policy != "observe"
+
 
 def load_config(flags: Mapping[str, Any], *, file: Path | None = None, site_file: Path = SITE_FILE) -> LaunchConfig:
     """The settings of this launch. `flags` holds only what was given on the command line. Raises ConfigError."""

@@ -129,7 +129,8 @@ class DaemonJob:
         return {"job": status.job, "started": datetime.fromtimestamp(status.started_s, UTC).isoformat(), "exit_code": status.exit_code}
 
     def status(self) -> JobStatus:
-        return _ask(self.address, self.name)
+        with client_of(self.address, os.environ) as client:
+            return client.job(self.name)
 
     def incidents(self) -> Sequence[Mapping[str, Any]]:
         with client_of(self.address, os.environ) as client:
@@ -205,11 +206,6 @@ def _resumed_from(run_dir: Path) -> str:
         return ""
 
 
-def _ask(address: str, name: str) -> JobStatus:
-    with client_of(address, os.environ) as client:
-        return client.job(name)
-
-
 def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
     """The job of that name, or the newest where none is named; `name` may be the path of a run directory, or a Slurm job's number."""
     if daemon != "auto":
@@ -270,13 +266,17 @@ def _newest_in(directory: Path) -> DiskJob:
     found = _job_directories(directory)
     if not found:
         raise RunDirectoryError(directory, "holds no job", "Pass the --dir that the launch was given")
-    return DiskJob(RunDirectory(max(found, key=lambda path: RunDirectory(path).job_file.stat().st_ctime)))
+    return _newest(found)
 
 
 def _newest_of_slurm(number: str, directory: Path) -> DiskJob | None:
     """A requeued job keeps its number: the newest run counts."""
     found = [path for path in _job_directories(directory) if _slurm_job(path) == number]
-    return DiskJob(RunDirectory(max(found, key=lambda path: RunDirectory(path).job_file.stat().st_ctime))) if found else None
+    return _newest(found) if found else None
+
+
+def _newest(paths: Sequence[Path]) -> DiskJob:
+    return DiskJob(max(map(RunDirectory, paths), key=lambda directory: directory.job_file.stat().st_ctime))
 
 
 def _slurm_job(path: Path) -> str | None:

@@ -6,7 +6,6 @@ Owns the daemon's jobs by name. Knows nothing of gRPC: the services call it with
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,6 +26,7 @@ from torch_watchdog.errors import (
 from torch_watchdog.job.events import NodeJoined, ReportCame, Tick
 from torch_watchdog.job.job import Job
 from torch_watchdog.knowledge import known_assertions, xid_codes
+from torch_watchdog.launch.plan import is_job_name
 from torch_watchdog.store.alerts import saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.past import began_s
@@ -43,7 +43,6 @@ __all__ = ["Ingest", "versions_agree"]
 
 _FoundAgain: TypeAlias = tuple[Job, dict[str, int], Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 _MAX_OPENING = 8
-_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # it becomes the name of a folder
 
 
 class Ingest:
@@ -94,7 +93,7 @@ class Ingest:
     async def join(self, hello: NodeHello) -> tuple[LiveJob, HelloAck]:
         """A node begins to report. Raises VersionSkewError, BadJobNameError, JobNameTakenError, TooManyJobsError, JobElsewhereError, JobWaitsForStoreError."""
         check_version(hello.version)
-        if not _JOB_NAME.fullmatch(hello.job):
+        if not is_job_name(hello.job):
             raise BadJobNameError(hello.job)
         live = self._jobs.get(hello.job) or await self._opened(hello)
         if live.job.session != hello.session:

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 __all__ = [
     "ASKED_FOR_S",
+    "ASKED_TO_END",
     "SAME_FAILURE_NS",
     "FirstFailure",
     "RankEnd",
@@ -39,7 +40,7 @@ _PEER_IS_GONE = re.compile(
 _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 # What native code prints as it takes its threads down with the process, as gloo does now and then where its groups were not destroyed.
 _TORN_DOWN = frozenset({"terminate called without an active exception"})
-_ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
+ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 ASKED_FOR_S = 60.0  # an end so soon after the launch was asked for it is of that: launchers wait half of it before they kill
 _SAME_MOMENT_NS = 1_000_000
 SAME_FAILURE_NS = 50_000_000  # an exception is noticed once it has left the training, on a busy machine so much later than it was raised
@@ -76,7 +77,7 @@ class RankEnd:
     @property
     def torn_down(self) -> bool:
         """Whether native code ended the process after its script was over, with no other word of why."""
-        by_signal = self.signal is not None and self.signal not in _ASKED_TO_END
+        by_signal = self.signal is not None and self.signal not in ASKED_TO_END
         return by_signal and self.said_end and not self.text and _TORN_DOWN.issuperset(self.log.splitlines())
 
 
@@ -98,14 +99,14 @@ def blames_a_peer(text: str) -> bool:
 
 def died_of_the_asking(end: RankEnd) -> bool:
     """Whether it was a signal that asks for the end, or Python's word for it, that ended the rank."""
-    return end.signal in _ASKED_TO_END or end.text.startswith("KeyboardInterrupt")
+    return end.signal in ASKED_TO_END or end.text.startswith("KeyboardInterrupt")
 
 
 def is_no_failure_of_its_own(end: RankEnd) -> bool:
     """Whether a rank may have come to this end because the launch was asked for it: by the signal, or by what that did to its workers and peers."""
     if end.text and not end.text.startswith("KeyboardInterrupt"):
         return blames_a_peer(end.text) or "DataLoader worker" in end.text
-    return end.signal in (None, signals.SIGKILL, signals.SIGQUIT, *_ASKED_TO_END) or blames_a_peer(end.log)
+    return end.signal in (None, signals.SIGKILL, signals.SIGQUIT, *ASKED_TO_END) or blames_a_peer(end.log)
 
 
 def gave_up(text: str) -> bool:
@@ -165,7 +166,7 @@ def _role(end: RankEnd) -> Role:
         return "peer" if blames_a_peer(end.text) else "own"
     if end.finished:
         return "finished"
-    if end.signal in _ASKED_TO_END:
+    if end.signal in ASKED_TO_END:
         return "asked"
     if end.torn_down:
         return "leaving"

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import socket
 import stat
 import time
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_watchdog.daemon.client import DaemonClient
-from torch_watchdog.daemon.token import TOKEN_FILE, named_authority, named_token
+from torch_watchdog.daemon.token import TOKEN_FILE, named_authority, named_token, new_token, token_for
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
 from torch_watchdog.launch.rendezvous import Rendezvous, accelerate_file
 from torch_watchdog.store.run_directory import write_json
@@ -68,7 +67,7 @@ class Meeting:
 
     def new_token(self) -> str:
         """Raises ConfigError."""
-        return named_token(self.environment) or secrets.token_urlsafe(32)
+        return new_token(self.environment)
 
     @contextlib.contextmanager
     def told(self, listening: str, token: str) -> Iterator[str]:
@@ -140,8 +139,6 @@ class Meeting:
         )
 
     def _central(self) -> tuple[str, str] | str:
-        from torch_watchdog.daemon.token import token_for
-
         token = token_for(self.daemon, self.environment)
         return str(NoTokenError(self.daemon)) if token is None else (self.daemon, token)
 

@@ -98,7 +98,7 @@ class Watch:
 
     @property
     def saves_on_signal(self) -> bool:
-        return self.seat.config.on_signal == "checkpoint" and self.seat.config.policy != "observe"
+        return self.seat.config.saves_on_signal
 
     def signal_ranks(self, number: int) -> None:
         self.node.signal_ranks(number)
@@ -218,7 +218,7 @@ def _agent_config(config: LaunchConfig, node: NodeConfig, command: Sequence[str]
         launcher_pid=os.getpid(),
         grace_s=config.grace_s,
         keeper=config.keeper,
-        signal_grace_s=config.signal_grace_s if config.on_signal == "checkpoint" and config.policy != "observe" else None,
+        signal_grace_s=config.signal_grace_s if config.saves_on_signal else None,
         solo=is_solo(command, os.environ),
         by_accelerate=is_by_accelerate(command),
         resume=config.resume,

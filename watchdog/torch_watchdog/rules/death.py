@@ -10,7 +10,7 @@ import signal as signals
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch_watchdog.job.first_failure import FirstFailure, RankEnd
+from torch_watchdog.job.first_failure import ASKED_TO_END, FirstFailure, RankEnd
 from torch_watchdog.job.standstill import STOPPED
 from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
@@ -23,7 +23,6 @@ NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
 _HIGHEST_STATUS = 255
-_ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
 
 
@@ -92,7 +91,6 @@ def _where(first: FirstFailure) -> str:
 def _raised(first: FirstFailure, where: str, files: Files) -> Verdict:
     end, several = first.culprits[0], len(first.culprits) > 1
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
-    at = f" at {end.where}" if end.where else ""
     by_ddp = ddp_error(end.text)
     cause = f"the rank{'s' * several} {status}; " + (
         "it left no exception"
@@ -104,10 +102,14 @@ def _raised(first: FirstFailure, where: str, files: Files) -> Verdict:
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
         severity="critical",
-        summary=f"{where}: {end.text or status}{at}",
+        summary=f"{where}: {end.text or status}{_at(end)}",
         cause=cause if by_ddp is None else by_ddp.cause,
         fix=f"{_where_to_look(end, files)}; the other ranks' errors follow from this one" if by_ddp is None else by_ddp.fix,
     )
+
+
+def _at(end: RankEnd) -> str:
+    return f" at {end.where}" if end.where else ""
 
 
 def _where_to_look(end: RankEnd, files: Files) -> str:
@@ -131,8 +133,7 @@ def _status_told(text: str) -> str:
 
 
 def _worker_died(end: RankEnd, where: str, death: LoaderDeath) -> Verdict:
-    at = f" at {end.where}" if end.where else ""
-    summary = f"{where}: {death.said}{at}{death.then}"
+    summary = f"{where}: {death.said}{_at(end)}{death.then}"
     return Verdict(kind="loader.worker_died", severity="critical", summary=summary, cause=death.cause, fix=death.fix)
 
 
@@ -188,8 +189,7 @@ def _asserted(where: str, found: Assertion) -> Verdict:
 
 def _out_of_memory(end: RankEnd, where: str) -> Verdict:
     by_kernel = "oom-kill" in end.log
-    at = f" at {end.where}" if end.where else ""
-    what = "the kernel killed it for want of memory (cgroup oom_kill)" if by_kernel else (end.text or "out of memory") + at
+    what = "the kernel killed it for want of memory (cgroup oom_kill)" if by_kernel else (end.text or "out of memory") + _at(end)
     return Verdict(
         kind="memory.oom",
         severity="critical",
@@ -203,7 +203,7 @@ def _out_of_memory(end: RankEnd, where: str) -> Verdict:
 
 def _died(end: RankEnd, where: str, files: Files) -> Verdict:
     name = signal_name(end.signal)
-    if end.signal in _ASKED_TO_END:
+    if end.signal in ASKED_TO_END:
         return Verdict(
             kind="rank.died",
             severity="warning",

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from torch_watchdog_proto.messages import EXIT_BAD_DATA, EXIT_MACHINE
+
 __all__ = ["XidCode", "exit_code_of", "read_codes"]
 
 Owner: TypeAlias = Literal["application", "driver", "hardware", "fabric"]
-_EXIT_BAD_PROGRAM, _EXIT_MACHINE = 65, 75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class XidCode:
     code: int
     name: str
     meaning: str
-    owner: str
+    owner: Owner
     action: str
     severity: Literal["info", "warning", "critical"]
 
@@ -43,7 +44,7 @@ def exit_code_of(seen: Iterable[int], codes: Mapping[int, XidCode]) -> int | Non
     """
     known = [codes[code] for code in seen if code in codes]
     if any(code.owner in ("hardware", "fabric") and code.severity == "critical" for code in known):
-        return _EXIT_MACHINE
+        return EXIT_MACHINE
     if any(code.owner == "application" and code.severity != "info" for code in known):
-        return _EXIT_BAD_PROGRAM
+        return EXIT_BAD_DATA
     return None

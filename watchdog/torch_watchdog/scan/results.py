@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_watchdog_proto.messages import EXIT_BAD_DATA
+
 __all__ = ["RankState", "Results", "is_scan", "read_results"]
 
 FOLDER = "scan"
-EXIT_BAD, EXIT_UNFINISHED = 65, 1
+EXIT_UNFINISHED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class Results:
 
     def exit_code(self, of_the_command: int) -> int:
         """What `watchdog scan` ends with: 0 says that all data were seen and are fine."""
-        return EXIT_BAD if self.bad else 0 if self.finished else max(of_the_command, EXIT_UNFINISHED)
+        return EXIT_BAD_DATA if self.bad else 0 if self.finished else max(of_the_command, EXIT_UNFINISHED)
 
     def as_json(self) -> dict[str, Any]:
         return {
