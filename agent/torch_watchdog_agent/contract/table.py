@@ -12,7 +12,7 @@ from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Size
 from torch_watchdog_agent.contract.words import expression, size_words
 
-__all__ = ["as_table"]
+__all__ = ["as_table", "unmet_bounds"]
 
 _NOTHING: Mapping[Rule, str] = {}
 
@@ -33,6 +33,12 @@ def as_table(contract: Contract, on_device: Mapping[Rule, str] = _NOTHING) -> di
     opaque += [{**_row(rule), "why": f"no traced batch has a tensor of this name: they have {', '.join(sorted(met))}"} for rule in amiss]
     opaque += [{**_row(rule), "why": why} for rule, why in on_device.items() if rule.usable]
     return {"traces": contract.traces, "guarded": guarded, "opaque": opaque}
+
+
+def unmet_bounds(table: Mapping[str, Any]) -> list[str]:
+    """A sentence for each declared bound that no batch has met, by such a table: misspelt, mostly."""
+    unmet = [row for row in table["opaque"] if row["op"] == "declared"]
+    return [f"the bound that {row['source']} declares for {row['key']} holds for nothing so far: {row['why']}" for row in unmet]
 
 
 def _row(rule: Rule) -> dict[str, Any]:

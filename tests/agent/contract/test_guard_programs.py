@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from torch_watchdog_agent.contract import declared
+from torch_watchdog_agent.contract.table import unmet_bounds
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 Step: TypeAlias = Callable[[nn.Module, Batch], None]
@@ -205,3 +206,7 @@ def test_a_broken_declaration_is_told_as_one_and_one_that_no_batch_meets_is_not_
     assert ("lables", "no traced batch has a tensor of this name: they have ids, y") in {
         (row["key"], row["why"]) for row in contract["opaque"]
     }
+    assert unmet_bounds(contract) == [
+        "the bound that [bounds] in watchdog.toml declares for lables holds for nothing so far: "
+        "no traced batch has a tensor of this name: they have ids, y"
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from job_harness import BAD_TOKEN, Run, ended, hold, orders, steps, stop_at
 
 from torch_watchdog.job.events import (
@@ -78,6 +79,21 @@ def test_a_skipped_batch_is_resolved_and_names_no_code() -> None:
         run.say(m.Vetoed(rank=rank, generation=1, step=5))
     assert [(i["status"], i["action"]["exit_code"]) for i in run.incidents] == [("resolved", None)]
     assert run.end(0) is None
+
+
+@pytest.mark.parametrize(
+    ("aim", "policy", "kind"),
+    [("the skip", "skip", "batch"), ("the checkpoint", "stop", "order.checkpoint"), ("the stop", "stop", "order.stop")],
+)
+def test_what_could_not_be_completed_is_told_by_what_it_was_for(aim: str, policy: str, kind: str) -> None:
+    run = Run(policy)
+    run.hello(0, 1)
+    if kind == "batch":
+        run.say(hold(1, 5))
+    else:
+        run.handle(OrderRequested(kind=kind, by="ann", reason=""))
+    run.wait(400)  # no rank promises
+    assert [line.partition(" could not be completed: ")[0] for line in run.job.outcome().lines] == [aim]
 
 
 def test_the_fingerprint_of_a_fault_is_the_same_on_another_rank_step_and_attempt() -> None:

@@ -20,7 +20,7 @@ class Ending:
     def __init__(self) -> None:
         self.stood_code: int | None = None
         self._closed: stop.Closed | None = None  # the last order that was done
-        self._given_up: str | None = None
+        self._given_up: stop.Closed | None = None
         self._leave_codes: dict[int, int] = {}  # generation of an order that tells ranks to leave -> its exit code
         self._left_code: int | None = None  # of the one that ranks have left on
         self._left_on = 0  # and its generation
@@ -60,7 +60,7 @@ class Ending:
         if closed.outcome == "done":
             self._closed = closed
         else:
-            self._given_up = closed.reason
+            self._given_up = closed
 
     def stood_still(self, *, desync: bool) -> None:
         self.stood_code = m.EXIT_BAD_DATA if desync else m.EXIT_MACHINE
@@ -87,4 +87,10 @@ class Ending:
         if self._closed is not None and stop.NO_CHECKPOINT in self._closed.reason:
             yield f"no checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
         if self._closed is None and self._given_up is not None:
-            yield f"the stop could not be completed: {self._given_up}"
+            yield f"{_aim(self._given_up)} could not be completed: {self._given_up.reason}"
+
+
+def _aim(order: stop.Closed) -> str:
+    if order.exit_code is not None:
+        return "the stop"
+    return "the checkpoint" if order.kind == "order.checkpoint" else "the skip"
