@@ -6,8 +6,9 @@ Pure, and one phrase each: whole lines are made where they are shown.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from torch_watchdog.job.incident import number
@@ -15,6 +16,7 @@ from torch_watchdog_proto.names import spoken
 
 __all__ = [
     "allowed_range",
+    "as_our_fault",
     "as_typed",
     "checkpoint_state",
     "count",
@@ -120,6 +122,13 @@ def steps_told(steps: int, *, began: int | None, updates: int | None) -> str:
 def count(number: int, noun: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def as_our_fault(error: Exception) -> str:
+    """Of one that nobody has foreseen: what and where it was, for whoever gets the report."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    what = one_line(f"{type(error).__name__}: {error}")[:300]
+    return f"this is a fault of torch-watchdog itself, please report it: {what} ({Path(where.filename).name}:{where.lineno})"
 
 
 def one_line(text: str) -> str:

@@ -11,10 +11,11 @@ import grpc
 import pytest
 from daemon_harness import HELLO, Place, kept_steps, refusal, report, talk, until
 
-from torch_watchdog.daemon.ingest import versions_agree
+from torch_watchdog.daemon.ingest import Ingest, versions_agree
 from torch_watchdog.errors import DaemonRefusedError
 from torch_watchdog_proto import codec
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.envelopes import JoinRequest
 from torch_watchdog_proto.v1 import telemetry_pb2, telemetry_pb2_grpc
 
 # Garbage
@@ -50,6 +51,18 @@ def test_a_stream_that_does_not_begin_with_a_sound_hello_is_ended_with_the_reaso
             list(call)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and caught.value.details()
     assert not place.runs.exists()
+
+
+def test_a_fault_of_our_own_is_told_caller_and_log(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ingest, "joined", lambda self, message: 1 // 0)
+    with place.daemon(audit_file=place.root / "audit.jsonl"), grpc.insecure_channel(place.socket) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            telemetry_pb2_grpc.TelemetryStub(channel).Join(
+                codec.plain_message(JoinRequest(rendezvous="x", host="h", version="0.1.0")), timeout=20
+            )
+        text = "this is a fault of torch-watchdog itself, please report it: ZeroDivisionError: integer division or modulo by zero (test_refused.py:"
+        assert caught.value.code() is grpc.StatusCode.INTERNAL and text in caught.value.details()
+        until(lambda: any("refused a call of unix:" in line and text in line for line in place.said))
 
 
 def test_a_malformed_report_ends_its_stream_and_keeps_what_came_before(place: Place) -> None:

@@ -11,7 +11,6 @@ import importlib
 import os
 import shutil
 import sys
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -130,18 +129,11 @@ def main() -> NoReturn:
         say(f"{error.filename or 'a file or socket'}: {error.strerror or error}")
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - a person is to read one sentence
-        say(_as_our_fault(error))
+        from torch_watchdog.phrases import as_our_fault
+
+        say(as_our_fault(error))
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _as_our_fault(error: Exception) -> str:
-    """Where it was, for whoever gets the report; no command is to end like this."""
-    from torch_watchdog.phrases import one_line
-
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    what = one_line(f"{type(error).__name__}: {error}")[:300]
-    return f"this is a fault of torch-watchdog itself, please report it: {what} ({Path(where.filename).name}:{where.lineno})"
 
 
 def _end_quietly() -> NoReturn:

@@ -29,6 +29,7 @@ from torch_watchdog.errors import (
     VersionSkewError,
     WatchdogError,
 )
+from torch_watchdog.phrases import as_our_fault
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.envelopes import TOKEN_KEY
 
@@ -120,6 +121,11 @@ def checked(power: Power) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]],
             except WatchdogError as error:
                 calls.refused(type(error).__name__, context, str(error))
                 await _abort(context, _STATUS.get(type(error), grpc.StatusCode.INTERNAL), _for_any_token(error)[:1000])
+            except grpc.aio.BaseError:
+                raise  # gRPC's own: the caller has gone, or was answered already
+            except Exception as error:  # noqa: BLE001 - gRPC would tell the caller alone
+                calls.refused("fault", context, text := as_our_fault(error))
+                await _abort(context, grpc.StatusCode.INTERNAL, text[:1000])
 
         return call
 
