@@ -37,7 +37,7 @@ class Copies:
         import torch
 
         if self._places is None:
-            self._places = torch.empty(self._count, dtype=torch.float32, pin_memory=True).unbind()
+            self._places = torch.empty(self._count, dtype=torch.float32, device="cpu", pin_memory=True).unbind()
             self._begins, self._ends = ([torch.cuda.Event(enable_timing=True) for _ in range(self._count)] for _ in range(2))
         number = self._next
         self._next = (self._next + 1) % self._count
@@ -96,7 +96,7 @@ class Newest:
         import torch
 
         if self._pinned is None:
-            self._pinned, self._event = torch.empty((), dtype=torch.float32, pin_memory=True), torch.cuda.Event()
+            self._pinned, self._event = torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True), torch.cuda.Event()
         self._pinned.copy_(number.reshape(()), non_blocking=True)
         self._event.record(current_stream())
         self._under_way = True

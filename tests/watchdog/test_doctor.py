@@ -38,6 +38,11 @@ def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
     assert all(check["advice"] for check in checks.values() if check["state"] != "ok")
 
 
+def test_a_site_that_has_switched_us_off_is_told(tmp_path: Path) -> None:
+    (switch,) = (finding for finding in examine(directory=tmp_path, enabled=False) if finding.name == "switch")
+    assert switch.state == "warn" and "/etc/torch-watchdog/config.toml: launches run plain" in switch.text
+
+
 def test_a_python_without_torch_is_a_warning_and_not_a_failure(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     done = run("--json", PYTHONPATH=str(tmp_path))

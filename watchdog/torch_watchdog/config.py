@@ -20,7 +20,7 @@ from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.plan import is_job_name
 from torch_watchdog_proto.messages import EXIT_BAD_DATA, EXIT_DIVERGED, EXIT_MACHINE, Policy
 
-__all__ = ["LaunchConfig", "load_config"]
+__all__ = ["SITE_FILE", "LaunchConfig", "load_config"]
 
 DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"

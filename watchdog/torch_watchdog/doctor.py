@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch_watchdog.config import SITE_FILE
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
@@ -74,10 +75,10 @@ class Changes:
     patches: Mapping[str, str]
 
 
-def examine(*, directory: Path) -> Iterator[Finding]:
-    """Every finding as it is made; the slow ones come last."""
+def examine(*, directory: Path, enabled: bool = True) -> Iterator[Finding]:
+    """Every finding as it is made; the slow ones come last. `enabled`: as this machine's site has it."""
     yield Finding(name="torch-watchdog", state="ok", text=f"{__version__} on Python {platform.python_version()}")
-    yield _switch()
+    yield _switch(enabled)
     yield _attempt("run directory", lambda: _run_directory(directory), "pass --dir DIR with a folder that can be written to")
     yield _attempt(
         "shared memory",
@@ -99,7 +100,10 @@ def _attempt(name: str, look: Callable[[], str], advice: str, state: State = "fa
         return Finding(name=name, state=state, text=str(error), advice=advice)
 
 
-def _switch() -> Finding:
+def _switch(enabled: bool) -> Finding:
+    if not enabled:
+        advice = "whoever looks after this machine has set enabled = false there"
+        return Finding(name="switch", state="warn", text=f"{SITE_FILE}: launches run plain", advice=advice)
     if os.environ.get("TORCH_WATCHDOG", "").lower() == "off":
         return Finding(name="switch", state="warn", text="TORCH_WATCHDOG=off: launches run plain", advice="unset TORCH_WATCHDOG")
     return Finding(name="switch", state="ok", text="launches are watched (TORCH_WATCHDOG=off turns that off)")

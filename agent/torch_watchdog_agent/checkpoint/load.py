@@ -77,7 +77,7 @@ class Stored:
         shape = tuple(self.tensors[name].size) if stored is None else tuple(stored.shape)
         dtype = self.tensors[name].properties.dtype if stored is None else stored.dtype
         if shape != tuple(like.size()):
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return _sharded_like(like, dtype) if hasattr(like, "local_shards") else torch.empty_like(like, dtype=dtype, requires_grad=False)
 
     def _load(self, wanted: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ def _no_optimizer(stored: Stored, why: str) -> RestoreError:
 
 def _saved_groups(stored: Stored, place: str) -> list[dict[str, Any]]:
     start = f"{place}.param_groups."
-    tensors = {name: stored.room_for(name, torch.empty(0)) for name in stored.tensors if name.startswith(start)}
+    tensors = {name: stored.room_for(name, torch.empty(0, device="cpu")) for name in stored.tensors if name.startswith(start)}
     stored.fill(tensors)
     groups: dict[int, dict[str, Any]] = {}
     for name, value in {**stored.small, **tensors}.items():

@@ -117,7 +117,7 @@ class RngState(NamedTuple):
         import torch
 
         version, words, gauss = self.python.spelled()
-        tensors: dict[str, Any] = {f"{prefix}.python": torch.tensor(words, dtype=torch.int64)}
+        tensors: dict[str, Any] = {f"{prefix}.python": torch.tensor(words, dtype=torch.int64, device="cpu")}
         plain: dict[str, Any] = {
             "python": {"version": version, "gauss": gauss},
             "numpy": None,

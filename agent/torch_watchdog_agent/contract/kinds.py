@@ -25,16 +25,16 @@ def outside(values: torch.Tensor, allowed: Range) -> torch.Tensor:
 def offending(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, options: Mapping[str, Any]) -> torch.Tensor | None:
     """A mask over the first of `values`, or None where nothing offends. Where the whole tensor is meant, the mask has one element."""
     if kind == "spread":
-        return torch.ones(1, dtype=torch.bool) if allowed.high < 1 else None
+        return torch.ones(1, dtype=torch.bool, device="cpu") if allowed.high < 1 else None
     if kind == "reach":
-        return torch.ones(1, dtype=torch.bool) if allowed.high >= options["limit"] else None
+        return torch.ones(1, dtype=torch.bool, device="cpu") if allowed.high >= options["limit"] else None
     if kind == "float":
-        return None if values[0].is_floating_point() else torch.ones(1, dtype=torch.bool)
+        return None if values[0].is_floating_point() else torch.ones(1, dtype=torch.bool, device="cpu")
     if kind == "some":
         supervised = values[0].numel() and bool((values[0] != allowed.ignored).any())
         return None if supervised else torch.ones_like(values[0], dtype=torch.bool, device="cpu")
     if kind in ("count", "agree", "sum"):
-        return None if _adds_up(kind, counted(kind, values[0]), int(allowed.high) + 1, options) else torch.ones(1, dtype=torch.bool)
+        return None if _adds_up(kind, counted(kind, values[0]), int(allowed.high) + 1, options) else torch.ones(1, dtype=torch.bool, device="cpu")
     if values[0].numel() == 0:
         return None
     bad = _mask(kind, values, allowed, options)
@@ -111,7 +111,7 @@ def _ctc_misfits(values: Sequence[torch.Tensor], allowed: Range, options: Mappin
     labels, frames, lengths = (part.to("cpu", torch.int64) for part in values)
     if labels.dim() != 2:
         return outside(labels, allowed)
-    read = torch.arange(labels.shape[1])[None] < lengths[:, None]
+    read = torch.arange(labels.shape[1], device="cpu")[None] < lengths[:, None]
     bad = outside(labels, allowed) & read
     if not options["endless_is_zero"]:
         bad |= (ctc_frames_needed(labels, lengths) > frames)[:, None]

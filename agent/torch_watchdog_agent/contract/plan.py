@@ -110,7 +110,7 @@ def _enter(plan: Plan, rule: Rule, leaves: Mapping[str, torch.Tensor], shapes: S
     allowed = rule.allowed(shapes)
     if rule.kind in ("spread", "reach"):
         if offending(rule.kind, (), allowed, rule.options) is not None:
-            plan.shape.append(Finding(rule=rule, allowed=allowed, values=(), mask=torch.ones(1, dtype=torch.bool)))
+            plan.shape.append(Finding(rule=rule, allowed=allowed, values=(), mask=torch.ones(1, dtype=torch.bool, device="cpu")))
         return
     recipe = rule.recipe
     if not recipe.leaves and not recipe.steps:

@@ -196,7 +196,7 @@ def _renumbered(
         for number in node.inputs:
             if number not in made and number not in leaves:
                 missing |= number not in tape.constants
-                constants[name(number)] = tape.constants.get(number, torch.empty(0))
+                constants[name(number)] = tape.constants.get(number, torch.empty(0, device="cpu"))
         steps.append(
             Step(
                 node.func,
@@ -212,7 +212,7 @@ def _renumbered(
     for number in targets:
         if number not in made and number not in leaves:
             missing |= number not in tape.constants
-            constants[name(number)] = tape.constants.get(number, torch.empty(0))
+            constants[name(number)] = tape.constants.get(number, torch.empty(0, device="cpu"))
     named = {name(number): key for number, (_, key) in leaves.items()}
     outputs = tuple(name(number) for number in targets)
     casts = cast or any(step.name == "_to_copy" for step in steps)

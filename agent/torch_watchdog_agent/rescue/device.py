@@ -43,7 +43,7 @@ class DeviceGate:
         for call in (self._wait, self._write):
             call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
             call.restype = ctypes.c_int
-        self._page = torch.zeros(64, dtype=torch.int32, pin_memory=True)
+        self._page = torch.zeros(64, dtype=torch.int32, device="cpu", pin_memory=True)
         self._address = int(self._page.data_ptr())
         self._words = (ctypes.c_int32 * 64).from_address(self._address)
         self._device, self._beside = device, torch.cuda.Stream(device)

@@ -6,11 +6,12 @@ import os
 
 import click
 
-from torch_watchdog.cli.alert import caller, daemon_of
+from torch_watchdog.cli.alert import daemon_of
 from torch_watchdog.cli.options import look_options, settings
 from torch_watchdog.cli.source import find_job
 from torch_watchdog.daemon.client import client_of
 from torch_watchdog.errors import DaemonUnreachableError, OrderRefusedError
+from torch_watchdog.user import caller
 
 __all__ = ["command"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import re
 import socket
@@ -22,8 +21,9 @@ from torch_watchdog.cli.output import print_json, print_table
 from torch_watchdog.cli.source import find_job, live_daemon
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import client_of
+from torch_watchdog.user import caller
 
-__all__ = ["caller", "command", "daemon_of"]
+__all__ = ["command", "daemon_of"]
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -112,10 +112,6 @@ def silence(
     with client_of(daemon_of(settings(context), None), os.environ) as client:
         answer = client.silence(jobs=jobs, kinds=kinds, severities=severities, seconds=seconds, by=caller(), comment=comment)
     click.echo(answer.text)
-
-
-def caller() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def daemon_of(config: LaunchConfig, job: str | None) -> str:

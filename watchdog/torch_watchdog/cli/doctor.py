@@ -25,8 +25,8 @@ def command(context: click.Context, /, show_changes: bool, as_json: bool, **_: o
     if show_changes:
         _show_changes(as_json)
         return
-    found = []
-    for finding in examine(directory=settings(context).directory):
+    found, config = [], settings(context)
+    for finding in examine(directory=config.directory, enabled=config.enabled):
         found.append(finding)
         if not as_json:
             _print(finding)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +19,7 @@ from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import to_go_on
 from torch_watchdog.phrases import as_typed, checkpoint_state
 from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog.user import caller
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_proto.envelopes import OrderKind, RankStatus
 
@@ -48,7 +47,7 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
         raise OrderRefusedError(look.name, "it is not running: its launch has ended") from error
     with reached as client:
         before = _orders(client.incidents(look.name), kind)
-        answer = client.request(look.name, kind, by=f"{getpass.getuser()}@{socket.gethostname()}", reason=reason)
+        answer = client.request(look.name, kind, by=caller(), reason=reason)
         if not answer.accepted:
             raise OrderRefusedError(look.name, answer.text)
         if not as_json:

@@ -6,7 +6,6 @@ Owns their order of opening and closing. It must not know signals or the termina
 from __future__ import annotations
 
 import contextlib
-import getpass
 import importlib.util
 import os
 import platform
@@ -31,6 +30,7 @@ from torch_watchdog.launch.unsaid import PATIENCE_S, hand_in, leave_note
 from torch_watchdog.phrases import as_typed
 from torch_watchdog.rules.limits import SizeLimits, limits_of
 from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog.user import user_name
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.node.agent import NodeAgent
@@ -245,7 +245,7 @@ def _job_start(seat: Seat, node: NodeConfig, options: Sequence[str]) -> JobStart
         daemon=node.daemon,
         network=seat.network,
         host=node.node,
-        user=_user(),
+        user=user_name(),
         pid=os.getpid(),
         versions={"torch_watchdog": __version__, "python": platform.python_version(), "platform": _platform()},
         resume=seat.config.resume,
@@ -266,14 +266,6 @@ def shim_dir() -> str:
     if found is None or not found.submodule_search_locations:
         raise FileNotFoundError("torch_watchdog_agent is not installed beside torch_watchdog")
     return str(Path(found.submodule_search_locations[0]) / "_shim")
-
-
-def _user() -> str:
-    """Any user id will do in a container, also one without a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _without_prefix(line: str) -> None:
