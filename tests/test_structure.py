@@ -194,6 +194,33 @@ def test_the_check_of_the_cores_lets_computing_pass() -> None:
     assert impurities(allowed) == []
 
 
+MAKES_A_TENSOR = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "normal", "ones", "rand", "randint", "randn"),
+    *("randperm", "scalar_tensor", "tensor", "zeros"),
+}
+
+
+def without_a_device(source: str) -> list[str]:
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [
+        ast.unparse(call)
+        for call in calls
+        if ast.unparse(call.func.value) == "torch" and call.func.attr in MAKES_A_TENSOR  # type: ignore[attr-defined]
+        if not any(keyword.arg in ("device", None) for keyword in call.keywords)
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "agent").rglob("*.py")), ids=id_of)
+def test_every_tensor_of_ours_is_made_on_a_named_device(path: Path) -> None:
+    """A script may have called torch.set_default_device("cuda"): what names none is made there, or cannot be made at all (pinned memory)."""
+    assert without_a_device(path.read_text()) == []
+
+
+def test_the_check_of_devices_finds_what_it_is_for() -> None:
+    found = without_a_device("torch.zeros(3); torch.zeros(3, device='cpu'); torch.empty((), **like); torch.nn.Linear(2, 2)")
+    assert found == ["torch.zeros(3)"]
+
+
 def test_no_two_test_modules_have_one_name() -> None:
     """pytest imports them by their bare names: of two, the second stops the whole run."""
     names = [path.name for path in (REPO / "tests").rglob("*.py") if path.name != "conftest.py" and "scripts" not in path.parts]

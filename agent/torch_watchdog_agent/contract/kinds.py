@@ -34,7 +34,11 @@ def offending(kind: Kind, values: Sequence[torch.Tensor], allowed: Range, option
         supervised = values[0].numel() and bool((values[0] != allowed.ignored).any())
         return None if supervised else torch.ones_like(values[0], dtype=torch.bool, device="cpu")
     if kind in ("count", "agree", "sum"):
-        return None if _adds_up(kind, counted(kind, values[0]), int(allowed.high) + 1, options) else torch.ones(1, dtype=torch.bool, device="cpu")
+        return (
+            None
+            if _adds_up(kind, counted(kind, values[0]), int(allowed.high) + 1, options)
+            else torch.ones(1, dtype=torch.bool, device="cpu")
+        )
     if values[0].numel() == 0:
         return None
     bad = _mask(kind, values, allowed, options)

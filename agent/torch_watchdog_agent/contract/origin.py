@@ -24,7 +24,9 @@ def element_ids(recipe: Recipe, leaves: Mapping[str, torch.Tensor], key: str, re
     for number, name in recipe.leaves.items():
         values[number] = leaves[name].clone()
         count = leaves[name].numel()
-        ids[number] = (torch.arange(count, device="cpu") if name == key else torch.full((count,), NOWHERE, device="cpu")).view(leaves[name].shape)
+        ids[number] = (torch.arange(count, device="cpu") if name == key else torch.full((count,), NOWHERE, device="cpu")).view(
+            leaves[name].shape
+        )
     for number, constant in recipe.constants.items():
         values[number], ids[number] = constant.clone(), torch.full(constant.shape, NOWHERE, dtype=torch.int64, device="cpu")
     for step in recipe.steps:

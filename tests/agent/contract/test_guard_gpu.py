@@ -10,7 +10,9 @@ import torch
 from guard_loop import Loop
 from guard_zoo import FAMILIES
 
+from torch_watchdog_agent.arriving import Copies, Newest
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced
+from torch_watchdog_agent.rescue.device import DeviceGate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 FAMILIES_ON_GPU = [
@@ -48,4 +50,24 @@ def test_a_bad_first_batch_is_refused_before_the_kernel_is_launched(name: str) -
     family, loop = on_gpu(name)
     found = loop.step(family.bad[0].change(family.clean()))
     assert found.refused is not None
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "two_towers", "ctc"])
+def test_a_default_device_changes_nothing(name: str) -> None:
+    """Of the whole script, by torch.set_default_device: tensors that name no device are made there."""
+    family, loop = on_gpu(name)
+    batches = [family.clean() for _ in range(12)]
+    spoiled = [(bad, bad.change(family.clean())) for bad in family.bad]
+    with torch.device("cuda"):
+        seen = [loop.step(batch, go_on=False) for batch in batches]
+        assert loop.said == []
+        assert [one.violation for one in seen if one.violation is not None] == []
+        for bad, batch in spoiled:
+            found = loop.step(batch)
+            assert found.violation is not None, (name, bad.key)
+            assert found.violation.batch.key == bad.key, found.violation.summary
+        copies, newest = Copies(2), Newest()
+        assert DeviceGate(torch.device("cuda", 0)) is not None and copies.start(torch.ones(())) is not None
+        newest.put(torch.ones(()))
     torch.cuda.synchronize()
