@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.callback import on_checkpoint
-    from torch_watchdog_agent.checkpoint.guard import busy
     from torch_watchdog_agent.checkpoint.resume import Resumed, restore
     from torch_watchdog_agent.checkpoint.save import save_at
 
-__all__ = ["busy", "on_checkpoint", "restore", "Resumed", "save_at"]
+__all__ = ["on_checkpoint", "restore", "Resumed", "save_at"]
 
-_HOMES = {"busy": "guard", "on_checkpoint": "callback", "restore": "resume", "Resumed": "resume", "save_at": "save"}
+_HOMES = {"on_checkpoint": "callback", "restore": "resume", "Resumed": "resume", "save_at": "save"}
 
 
 def __getattr__(name: str) -> Any:

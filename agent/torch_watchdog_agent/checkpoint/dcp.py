@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ import torch.distributed.checkpoint as torch_dcp
 
 from torch_watchdog_agent.checkpoint.files import digested, sync
 from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
-from torch_watchdog_agent.checkpoint.guard import quietly
 from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.pieces import PiecePlanner
@@ -26,6 +27,14 @@ from torch_watchdog_agent.checkpoint.state import from_leaf, gather_state, is_pl
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
 FORMAT = "dcp"
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No warnings from torch's checkpoint code: they are about its own calls and mean nothing to the person who trains."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def write(

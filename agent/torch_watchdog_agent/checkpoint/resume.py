@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.checkpoint import again, by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
-from torch_watchdog_agent.checkpoint.guard import marked_busy, quietly
 from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
@@ -89,7 +88,7 @@ def _of_this_run(run_dir: Path, target: TrainingState, loader: Any) -> Path | No
     except RestoreError as error:  # the first attempt had nothing to resume from, and did not need one
         _say(f"what earlier attempts of this run have saved is not taken: {error}")
         return None
-    with marked_busy(), quietly(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
+    with dcp.quietly(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
         return again.newest_of_this_run(run_dir, peers, loads=bool(target.models), needs_position=loader is not None, say=_say)
 
 
@@ -97,7 +96,7 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
     from torch_watchdog_agent.checkpoint.peers import peers_of
 
     rank, world_size = _rank_and_world(path)
-    with marked_busy(), quietly(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
+    with dcp.quietly(), peers_of(rank, world_size, timeout_s=_LOAD_TIMEOUT_S) as peers:
         manifest = peers.agree_own(lambda: _accepted(path, peers))
         peers.agree_own(lambda: _refuse_foreign(path, manifest["format"], target))
         mine, is_own = peers.agree_own(lambda: _rank_file(path, manifest, peers, needs_position=loader is not None))

