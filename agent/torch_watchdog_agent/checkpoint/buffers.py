@@ -118,11 +118,6 @@ class Buffers:
         self._kept = [slot for slot in self._kept if id(slot) not in gone]
         self._batches = _by_kind(self._kept)
 
-    @property
-    def too_large(self) -> tuple[str, ...]:
-        """Buffers that change and are not kept, because all copies together would be too large."""
-        return tuple(slot.name for slot in self._watched if slot.changes)
-
     def _noticed_change(self) -> bool:
         """Look at every slot; True where the choice of what to keep must be made anew."""
         anew, learning = False, self._windows <= _LEARNING_WINDOWS
@@ -152,7 +147,7 @@ class Buffers:
         for slot in self._kept:
             slot.copy = slot.copy if _alike(slot.copy, slot.tensor) else _local(slot.tensor).detach().clone()
         self._batches = _by_kind(self._kept)
-        for name in set(self.too_large) - self._said:
+        for name in {slot.name for slot in self._watched if slot.changes} - self._said:
             self._said.add(name)
             self._say(f"buffer {name} changes in training and is too large to keep a copy of: a vetoed step does not put it back")
 

@@ -116,13 +116,13 @@ def _updates_of(path: Path, *, named: int) -> int:
         return named
 
 
-def rotate(checkpoints_dir: Path, *, kept: int = KEPT, just_made: Path | None = None) -> None:
-    """Remove all but the newest `kept`, never the newest good one nor the one that was just made (an attempt that began anew has fewer updates than
+def rotate(checkpoints_dir: Path, *, just_made: Path) -> None:
+    """Remove all but the newest KEPT, never the newest good one nor the one that was just made (an attempt that began anew has fewer updates than
     the one before it); and what older attempts left half written.
     """
     ordered = finished(checkpoints_dir)
     good = [checkpoint for checkpoint in ordered if checkpoint.good]
-    keep = {checkpoint.path for checkpoint in (*ordered[-kept:], *good[-1:])} | {just_made}
+    keep = {checkpoint.path for checkpoint in (*ordered[-KEPT:], *good[-1:])} | {just_made}
     for checkpoint in ordered:
         if checkpoint.path not in keep:
             remove(checkpoint.path)

@@ -109,12 +109,6 @@ class WindowState:
         """`read`, with the kept copy in the place of every buffer. On a device a copy holds what the last `opened` that it has come to found."""
         return read if self._buffers is None else self._buffers.reading_copies(read)
 
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """What `restore` does not put back, in words."""
-        large = () if self._buffers is None else tuple(f"buffer {name}: too large to keep" for name in self._buffers.too_large)
-        return large + ("anything that the script itself holds",)
-
     def _follow(self) -> None:
         # Looking for the models may need a search through all objects: once, when an optimizer has stepped for the first time.
         models = self._subjects.models() if self._subjects.optimizers() else ()

@@ -192,7 +192,7 @@ def _offsets(facts: Facts) -> tuple[str, str] | None:
     )
 
 
-_RECOGNISERS: tuple[Callable[[Facts], tuple[str, str] | None], ...] = (
+_RECOGNISERS: tuple[Recogniser, ...] = (
     *(_not_finite, _dtype, _device, _outlier, _nothing_supervised, _nothing_to_attend, _groups, _counts, _batch_norm, _ctc, _offsets),
     *(_positions_from_padding, _too_long, *WRONG_VALUES),
 )

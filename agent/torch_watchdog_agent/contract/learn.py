@@ -145,7 +145,6 @@ class Contract:
         else:
             _narrow(known, rule)
         known.traces += 1
-        known.last_trace = self.traces
         known.structures.add(lesson.structure)
         return known
 

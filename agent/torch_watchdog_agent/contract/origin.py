@@ -17,7 +17,7 @@ _BY_INDEX = {"index", "gather", "index_select", "masked_select"}
 NOWHERE = -1
 
 
-def element_ids(recipe: Recipe, leaves: Mapping[str, torch.Tensor], key: str, resolve: Resolve, output: int = 0) -> torch.Tensor:
+def element_ids(recipe: Recipe, leaves: Mapping[str, torch.Tensor], key: str, resolve: Resolve) -> torch.Tensor:
     """For each element of the index, the flat position in leaf `key` that it came from; -1 where it came from elsewhere."""
     values: dict[int, torch.Tensor] = {}
     ids: dict[int, torch.Tensor] = {}
@@ -31,7 +31,7 @@ def element_ids(recipe: Recipe, leaves: Mapping[str, torch.Tensor], key: str, re
         values[number], ids[number] = constant.clone(), torch.full(constant.shape, NOWHERE, dtype=torch.int64, device="cpu")
     for step in recipe.steps:
         _follow(step, values, ids, resolve)
-    return ids[recipe.outputs[output]]
+    return ids[recipe.outputs[0]]
 
 
 def _follow(step: Step, values: dict[int, torch.Tensor], ids: dict[int, torch.Tensor], resolve: Resolve) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_watchdog_agent.contract.bounds import BIG, Range
-from torch_watchdog_agent.contract.check import Extremes, allows, extremes
+from torch_watchdog_agent.contract.check import Extremes, allows
 from torch_watchdog_agent.contract.discharge import ValueSets, follows, value_sets
 from torch_watchdog_agent.contract.kinds import offending
 from torch_watchdog_agent.contract.recipe import VIEWS
@@ -213,8 +213,3 @@ def _leaf_sets(plan: Plan, leaves: Mapping[str, torch.Tensor]) -> ValueSets:
         if values is not None:
             sets[key] = values
     return sets
-
-
-def read(leaves: Mapping[str, torch.Tensor], ignored: Mapping[str, int]) -> dict[str, Extremes]:
-    """The extremes of every tensor."""
-    return {key: extremes(tensor, ignored.get(key, -100)) for key, tensor in leaves.items()}

@@ -48,7 +48,6 @@ class Rule:
     learned_from: str
     structures: set[Any] = field(default_factory=set)
     traces: int = 0
-    last_trace: int = 0
     unconfirmed: int = 0  # of late
     unconfirmed_at: int = 0
     ambiguous: int = 0

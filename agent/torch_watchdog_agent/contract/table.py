@@ -14,10 +14,8 @@ from torch_watchdog_agent.contract.words import expression, size_words
 
 __all__ = ["as_table", "unmet_bounds"]
 
-_NOTHING: Mapping[Rule, str] = {}
 
-
-def as_table(contract: Contract, on_device: Mapping[Rule, str] = _NOTHING) -> dict[str, object]:
+def as_table(contract: Contract, on_device: Mapping[Rule, str]) -> dict[str, object]:
     """What is guarded, what is not and why. `on_device`: rules that a batch on a device is not held to in every step, and why."""
     met = {key for tensors, *_ in contract.traces_of for key, *_ in tensors}
     amiss = [rule for rule in all_declared() if met and rule.arg not in met]

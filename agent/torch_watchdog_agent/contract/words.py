@@ -43,13 +43,13 @@ _SILENT = {
 MAX_LENGTH = 160
 
 
-def expression(recipe: Recipe, output: int = 0) -> str:
+def expression(recipe: Recipe) -> str:
     """How the index is computed, short enough for a line."""
     if not recipe.outputs:
         return ""
     makers = {number: step for step in recipe.steps for number in step.outputs if number is not None and not step.writes}
     names: Mapping[int, str] = recipe.leaves
-    text = _words(recipe.outputs[output], makers, names, recipe)
+    text = _words(recipe.outputs[0], makers, names, recipe)
     if recipe.writes:
         text += f" (after {', '.join(dict.fromkeys(step.name for step in recipe.steps if step.writes))})"
     return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 3] + "..."

@@ -73,7 +73,7 @@ def calls_made(flight: Flight = NOTHING) -> tuple[GroupCalls, ...]:
     return tuple(one for one in made if one is not None)
 
 
-def _made_on(group: Any, flight: Flight = NOTHING) -> GroupCalls | None:
+def _made_on(group: Any, flight: Flight) -> GroupCalls | None:
     key, number = group.group_name, _number_of(group)
     if number is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +20,7 @@ def patch(module: ModuleType) -> None:
 
     @functools.wraps(theirs)
     def start_others(self: Any) -> Any:
-        with _as_ranks() if _may_be_ranks(self) else _unmarked():
+        with _as_ranks() if _may_be_ranks(self) else nullcontext():
             return theirs(self)
 
     module._SubprocessScriptLauncher._call_children_scripts = start_others
@@ -51,8 +51,3 @@ def _as_ranks() -> Iterator[None]:
         del os.environ[RANKS_MARK]
         if own is not None:
             os.environ[PID_MARK] = own
-
-
-@contextmanager
-def _unmarked() -> Iterator[None]:
-    yield

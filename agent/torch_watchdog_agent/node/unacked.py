@@ -56,10 +56,6 @@ class UnackedReports:
         self.acked(next_seq - 1)
         self._sent_seq = next_seq - 1
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._reports
-
     def _drop_first(self) -> None:
         _, size = self._reports.popleft()
         self._bytes -= size

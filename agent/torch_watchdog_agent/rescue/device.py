@@ -28,6 +28,7 @@ T = TypeVar("T")
 _WAIT_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 _GATE, _BEGUN, _DONE, _OPENED = 0, 1, 2, 3
 PROBE_S = 3.0
+ABORT_S = 10.0  # for an abort, which may wait for a device that never answers
 _POLL_S = 0.01
 
 
@@ -180,7 +181,7 @@ def of_this_process(parameter: Any) -> DeviceGate | None:
     return _gate
 
 
-def abort_groups(say: Callable[[str], None], *, timeout_s: float = 10.0) -> None:
+def abort_groups(say: Callable[[str], None]) -> None:
     """Breaks every collective of this process, so that its training thread comes back. Only once nothing can be poisoned any more."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None:
@@ -194,4 +195,4 @@ def abort_groups(say: Callable[[str], None], *, timeout_s: float = 10.0) -> None
 
     thread = threading.Thread(target=abort, name="torch-watchdog-abort", daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(ABORT_S)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from torch_watchdog_proto.messages import (
@@ -48,19 +47,12 @@ from torch_watchdog_proto.stop.order import OpenOrder, closed, commit_of, is_ski
 from torch_watchdog_proto.stop.recognise import Ranks, recognise
 from torch_watchdog_proto.stop.table import TABLE, Deed, Row, State, Trigger
 
-__all__ = ["Coordinator", "SkipBudget"]
+__all__ = ["Coordinator"]
 
 REQUEST_TIMEOUT_S = 10.0  # for the acks of an order that no rank holds for
+MAX_SKIPS, OF_STEPS = 10, 1000  # policy skip turns into stop when more than so many of the last steps would be skipped
 _Deed: TypeAlias = Callable[[Event, float], tuple[Effect, ...]]
 _M = TypeVar("_M")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkipBudget:
-    """Policy skip turns into stop when more than `max_skips` of the last `steps` steps would be skipped."""
-
-    max_skips: int = 10
-    steps: int = 1000
 
 
 class Coordinator:
@@ -79,9 +71,8 @@ class Coordinator:
         checkpoints_dir: str,
         grace_s: float = 300.0,
         generation: int = 0,
-        skip_budget: SkipBudget = SkipBudget(),
     ) -> None:
-        self._skip_budget, self._skipped = skip_budget, deque[int](maxlen=skip_budget.max_skips)
+        self._skipped = deque[int](maxlen=MAX_SKIPS)
         self._ranks = Ranks(world=frozenset(range(world_size)))
         self._policy = policy
         self._checkpoints_dir = checkpoints_dir
@@ -170,12 +161,11 @@ class Coordinator:
 
     def _judge_policy(self, hold: Hold) -> tuple[bool, str]:
         """Whether the job stops at this batch, and why."""
-        reason, budget = hold.violation.summary, self._skip_budget
+        reason = hold.violation.summary
         if self._policy == "stop":
             return True, reason
-        spent = len(self._skipped) == budget.max_skips and (not self._skipped or hold.step - self._skipped[0] < budget.steps)
-        if spent:
-            return True, f"{reason}; {budget.max_skips} steps of the last {budget.steps} were skipped already, no more is allowed"
+        if len(self._skipped) == MAX_SKIPS and hold.step - self._skipped[0] < OF_STEPS:
+            return True, f"{reason}; {MAX_SKIPS} steps of the last {OF_STEPS} were skipped already, no more is allowed"
         self._skipped.append(hold.step)
         return False, reason
 
