@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Saved, Saving, WriteCommitted
+from torch_watchdog_proto.stop.order import files_of
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import RankPart
@@ -125,7 +126,7 @@ class Saver:
         facts = {
             "updates_applied": first.updates_applied, "format": saved.format, "ranks": sorted(part.rank for part in of_all), "finite": finite,
             "kind": "batch" if commit.veto is not None else "order.stop" if commit.leave else "order.checkpoint", "reason": commit.reason,
-            "files": [{"name": file.name, "size": file.size, "sha256": file.sha256} for part in of_all for file in part.files],
+            "files": files_of(part.files for part in of_all),
         }  # fmt: skip
         word = self.seal(commit, WriteCommitted(generation=commit.generation, manifest=facts, good=finite), Path(saved.path))
         if word.error is not None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from torch_watchdog_proto.messages import Commit, Saved
+from torch_watchdog_proto.messages import Commit, Saved, SavedFile
 from torch_watchdog_proto.stop.events import CheckpointFact, Closed, OrderKind
 from torch_watchdog_proto.stop.table import State
 
-__all__ = ["OpenOrder", "checkpoint_of", "closed", "commit_of", "is_skip", "manifest_of", "ranks_in_words", "why_not_whole"]
+__all__ = ["OpenOrder", "checkpoint_fact", "closed", "commit_of", "files_of", "is_skip", "manifest_of", "ranks_in_words", "why_not_whole"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,25 +71,35 @@ def why_not_whole(parts: Collection[Saved]) -> str | None:
 def manifest_of(order: OpenOrder) -> Mapping[str, Any]:
     """What the manifest says of the parts. Rank 0 adds what only it knows."""
     parts = [order.saved[rank] for rank in sorted(order.saved)]
-    files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for part in parts for file in part.files]
     return {
         "updates_applied": parts[0].updates_applied, "format": parts[0].format, "ranks": sorted(order.saved), "finite": order.is_finite,
-        "kind": order.kind, "reason": order.reason, "files": files,
+        "kind": order.kind, "reason": order.reason, "files": files_of(part.files for part in parts),
     }  # fmt: skip
 
 
-def checkpoint_of(order: OpenOrder) -> CheckpointFact | None:
+def files_of(parts: Iterable[Iterable[SavedFile]]) -> list[dict[str, Any]]:
+    """The files of each part, as a manifest lists them all."""
+    return [{"name": file.name, "size": file.size, "sha256": file.sha256} for part in parts for file in part]
+
+
+def checkpoint_fact(first: Saved, path: str, *, committed: bool, finite: bool, saved_by: Iterable[int]) -> CheckpointFact:
+    """`first`: the part of the rank that seals. What is not finite stands beside the name of a good one, as `checkpoint/places.py` of the rank has it."""
+    place = PurePosixPath(path)
+    return CheckpointFact(
+        path=str(place if finite else place.with_name(f"not-good.{place.name}")), updates_applied=first.updates_applied,
+        committed=committed, finite=finite, saved_by=tuple(sorted(saved_by)), format=first.format,
+    )  # fmt: skip
+
+
+def _checkpoint_of(order: OpenOrder) -> CheckpointFact | None:
     """The checkpoint as far as it came; None where a part failed: then nothing of it is left."""
     if not order.saved or order.commit is None:
         return None
     if any(part.error is not None for part in order.saved.values()):
         return None
     first = order.saved[min(order.saved)]
-    path = PurePosixPath(first.path or order.commit.path)  # a framework's checkpoint has a place of its own
-    return CheckpointFact(
-        path=str(path if order.is_finite else path.with_name(f"not-good.{path.name}")), updates_applied=first.updates_applied,
-        committed=order.committed, finite=order.is_finite, saved_by=tuple(sorted(order.saved)), format=first.format,
-    )  # fmt: skip
+    path = first.path or order.commit.path  # a framework's checkpoint has a place of its own
+    return checkpoint_fact(first, path, committed=order.committed, finite=order.is_finite, saved_by=order.saved)
 
 
 def closed(order: OpenOrder, outcome: Literal["done", "given_up"], reason: str, *, now: float) -> Closed:
@@ -101,7 +111,7 @@ def closed(order: OpenOrder, outcome: Literal["done", "given_up"], reason: str, 
     return Closed(
         generation=order.generation, kind=order.kind, outcome=outcome, reason=reason, stop_step=stop_step,
         ranks=tuple(sorted(order.left or order.saved)), updates_applied=updates.pop() if len(updates) == 1 else None,
-        checkpoint=checkpoint_of(order), exit_code=order.exit_code if order.leave else None, seconds=now - order.opened_at,
+        checkpoint=_checkpoint_of(order), exit_code=order.exit_code if order.leave else None, seconds=now - order.opened_at,
     )  # fmt: skip
 
 

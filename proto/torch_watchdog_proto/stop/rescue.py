@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 from torch_watchdog_proto.messages import Committed, Leave, RankMessage, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
 from torch_watchdog_proto.stop.events import CheckpointFact, Tell
+from torch_watchdog_proto.stop.order import checkpoint_fact, files_of
 
 __all__ = ["Ended", "RankFailed", "RankOut", "RescueCoordinator", "Said", "Tick"]
 
@@ -239,11 +240,10 @@ class RescueCoordinator:
         return (Tell(rank=self._savers[0], order=WriteCommitted(generation=self._generation, manifest=manifest, good=manifest["finite"])),)
 
     def _manifest(self, parts: Sequence[Saved]) -> Mapping[str, Any]:
-        files = [{"name": file.name, "size": file.size, "sha256": file.sha256} for saved in parts for file in saved.files]
         return {
             "updates_applied": parts[0].updates_applied, "format": parts[0].format, "ranks": sorted(self._savers),
             "finite": all(saved.finite for saved in parts), "kind": "rescue", "generation": self._generation,
-            "reason": self._reason, "files": files,
+            "reason": self._reason, "files": files_of(saved.files for saved in parts),
         }  # fmt: skip
 
     def _on_committed(self, committed: Committed, now: float) -> tuple[Effect, ...]:
@@ -252,12 +252,9 @@ class RescueCoordinator:
         if committed.error is not None:
             self._unable.add(committed.rank)
             return self._try_next(f"rank {committed.rank}: {committed.error}", now)
-        saved, ranks = self._saved[committed.rank], tuple(sorted(self._savers))
-        path, finite = PurePosixPath(saved.path), all(self._saved[rank].finite for rank in ranks)
-        fact = CheckpointFact(
-            path=str(path if finite else path.with_name(f"not-good.{path.name}")), updates_applied=saved.updates_applied,
-            committed=finite, finite=finite, saved_by=ranks, format=saved.format,
-        )  # fmt: skip
+        saved, ranks = self._saved[committed.rank], sorted(self._savers)
+        finite = all(self._saved[rank].finite for rank in ranks)
+        fact = checkpoint_fact(saved, saved.path, committed=finite, finite=finite, saved_by=ranks)
         how = "" if finite else ", which holds values that are not finite and must not be resumed from"
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} together"
         return self._end(f"{who} saved the state after {saved.updates_applied} updates{how}", fact, now)
