@@ -8,8 +8,8 @@ import pytest
 
 from torch_watchdog_proto.messages import Committed, Leave, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Free, Freed, Holds, Rescue
-from torch_watchdog_proto.stop.events import Tell
-from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S, SETTLE_S, Effect, Ended, RankFailed, RankOut, RescueCoordinator, Said, Tick
+from torch_watchdog_proto.stop.events import FromRank, RankGone, Tell, Tick
+from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S, SETTLE_S, Effect, Ended, RankFailed, RescueCoordinator
 
 GENERATION = 5
 
@@ -34,7 +34,7 @@ class Run:
         self.keep(self.rescue.handle(RankFailed(rank=rank, reason="it fell", generation=GENERATION, victim=victim), now=self.now))
 
     def out(self, rank: int) -> None:
-        self.keep(self.rescue.handle(RankOut(rank=rank), now=self.now))
+        self.keep(self.rescue.handle(RankGone(rank=rank), now=self.now))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -42,19 +42,19 @@ class Run:
 
     def freed(self, rank: int, updates: int = 7, holds: Holds = "all", why: str = "", newest: str = "") -> None:
         word = Freed(rank=rank, generation=GENERATION, updates_applied=updates, holds=holds, why=why, newest=newest)
-        self.keep(self.rescue.handle(Said(message=word), now=self.now))
+        self.keep(self.rescue.handle(FromRank(message=word), now=self.now))
 
     def freed_with_a_part(self, rank: int, part: int, *, parts: int = 2, updates: int = 7) -> None:
         word = Freed(rank=rank, generation=GENERATION, updates_applied=updates, holds="part", part=part, parts=parts, why="HSDP")
-        self.keep(self.rescue.handle(Said(message=word), now=self.now))
+        self.keep(self.rescue.handle(FromRank(message=word), now=self.now))
 
     def saved(self, rank: int, *, error: str | None = None, finite: bool = True) -> None:
         path = "/run/checkpoints/step-7"
         word = Saved(rank=rank, generation=GENERATION, updates_applied=7, path=path, format="dcp", finite=finite, error=error)
-        self.keep(self.rescue.handle(Said(message=word), now=self.now))
+        self.keep(self.rescue.handle(FromRank(message=word), now=self.now))
 
     def committed(self, rank: int, error: str | None = None) -> None:
-        self.keep(self.rescue.handle(Said(message=Committed(rank=rank, generation=GENERATION, error=error)), now=self.now))
+        self.keep(self.rescue.handle(FromRank(message=Committed(rank=rank, generation=GENERATION, error=error)), now=self.now))
 
     def kinds(self, rank: int) -> list[type]:
         return [type(order) for order in self.told.get(rank, [])]
@@ -247,7 +247,7 @@ def test_words_of_another_generation_change_nothing() -> None:
     run = Run(world=2)
     run.fail(1)
     stray = Freed(rank=0, generation=GENERATION - 1, updates_applied=7, holds="all")
-    assert run.rescue.handle(Said(message=stray), now=run.now) == ()
+    assert run.rescue.handle(FromRank(message=stray), now=run.now) == ()
 
 
 @pytest.mark.parametrize("seed", range(300))

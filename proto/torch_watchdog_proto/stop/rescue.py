@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeAlias
 
 from torch_watchdog_proto.messages import Committed, Leave, RankMessage, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
-from torch_watchdog_proto.stop.events import CheckpointFact, Tell
+from torch_watchdog_proto.stop.events import CheckpointFact, FromRank, RankGone, Tell, Tick
 from torch_watchdog_proto.stop.order import checkpoint_fact, files_of
 
-__all__ = ["Ended", "RankFailed", "RankOut", "RescueCoordinator", "Said", "Tick"]
+__all__ = ["Effect", "Ended", "Event", "RankFailed", "RescueCoordinator"]
 
 FREE_TIMEOUT_S = 10.0  # for every rank's word, once it was told to come free
 SETTLE_S = 2.0  # for the others' words, once one rank holds all
@@ -42,26 +42,7 @@ class RankFailed:
     exit_code: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankOut:
-    """A rank's process has ended, or its line is gone: nothing can be asked of it any more."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """A rank's message."""
-
-    message: RankMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event: TypeAlias = RankFailed | RankOut | Said | Tick
+Event: TypeAlias = RankFailed | RankGone | FromRank | Tick
 
 
 # Effects
@@ -114,9 +95,9 @@ class RescueCoordinator:
         match event:
             case RankFailed():
                 return self._on_failed(event, now)
-            case RankOut():
-                return self._on_out(event.rank, now)
-            case Said():
+            case RankGone():
+                return self._on_gone(event.rank, now)
+            case FromRank():
                 return self._on_said(event.message, now)
             case Tick():
                 return self._on_tick(now)
@@ -147,7 +128,7 @@ class RescueCoordinator:
     def _asked(self) -> set[int]:
         return self._here - self._failed
 
-    def _on_out(self, rank: int, now: float) -> tuple[Effect, ...]:
+    def _on_gone(self, rank: int, now: float) -> tuple[Effect, ...]:
         self._here.discard(rank)
         if self.state in ("saving", "sealing") and rank in self._savers:
             return self._try_next(f"rank {rank} ended while it saved", now)

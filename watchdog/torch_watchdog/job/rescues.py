@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog_proto.messages import RankMessage
 from torch_watchdog_proto.rescue_words import Release
-from torch_watchdog_proto.stop.events import Tell
-from torch_watchdog_proto.stop.rescue import Effect, Ended, RankFailed, RankOut, RescueCoordinator, Said, Tick
+from torch_watchdog_proto.stop.events import FromRank, RankGone, Tell, Tick
+from torch_watchdog_proto.stop.rescue import Effect, Ended, RankFailed, RescueCoordinator
 
 __all__ = ["Rescues"]
 
@@ -52,7 +52,7 @@ class Rescues:
 
     def out(self, rank: int, now: float) -> Iterable[Tell]:
         """A rank can be asked no more; where all has been said, its keeper need not wait."""
-        told = self._tell(self._coordinator.handle(RankOut(rank=rank), now=now))
+        told = self._tell(self._coordinator.handle(RankGone(rank=rank), now=now))
         return (*told, *self._due(now))
 
     def exited(self, rank: int, now: float) -> None:
@@ -64,7 +64,7 @@ class Rescues:
                 self._release_all_at = min(self._release_all_at, now + HEAD_START_S)
 
     def said(self, message: RankMessage, now: float) -> Iterable[Tell]:
-        return self._tell(self._coordinator.handle(Said(message=message), now=now))
+        return self._tell(self._coordinator.handle(FromRank(message=message), now=now))
 
     def tick(self, now: float) -> Iterable[Tell]:
         return (*self._tell(self._coordinator.handle(Tick(), now=now)), *self._due(now))
