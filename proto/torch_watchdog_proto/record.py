@@ -23,6 +23,8 @@ from typing import NamedTuple, TypeAlias
 from zlib import crc32 as _crc32
 
 __all__ = [
+    "COUNT",
+    "COUNT_AT",
     "HEADER_BYTES",
     "RECORD_BYTES",
     "VERSION",
@@ -50,8 +52,8 @@ RECORD_BYTES = 256
 MAX_DIMENSIONS = 8
 
 _HEADER = struct.Struct("<8sHHIiIIIQ")
-_COUNT = struct.Struct("=Q")
-_COUNT_AT = 64
+COUNT = struct.Struct("=Q")
+COUNT_AT = 64
 _SLOT = struct.Struct("<QIHH")  # sequence number, crc32, kind, payload length
 _NUMBER, _KIND = struct.Struct("<QI"), struct.Struct("<HH")  # the two halves of a slot's head
 _PAYLOAD_BYTES = RECORD_BYTES - _SLOT.size
@@ -202,7 +204,7 @@ class RingWriter:
                 f"a ring of {header.capacity} records needs {ring_bytes(header.capacity)} bytes, the buffer has {len(buffer)}"
             )
         self._buffer, self._capacity, self._written = buffer, header.capacity, 0
-        self._count = buffer[_COUNT_AT : _COUNT_AT + _COUNT.size].cast("Q")
+        self._count = buffer[COUNT_AT : COUNT_AT + COUNT.size].cast("Q")
         self._count[0] = 0
         _HEADER.pack_into(
             buffer,
@@ -244,7 +246,7 @@ class RingReader:
 
     def read(self, limit: int = 4096) -> tuple[tuple[Record, ...], int]:
         """Up to `limit` new records in order, and how many were lost (overwritten before they were read, or torn)."""
-        (written,) = _COUNT.unpack_from(self._buffer, _COUNT_AT)
+        (written,) = COUNT.unpack_from(self._buffer, COUNT_AT)
         oldest = max(1, written - self.header.capacity + 1)
         lost = max(0, oldest - self._next)
         self._next = max(self._next, oldest)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from typing import Self
 from torch_watchdog_agent.node.blocks import BlockBuilder
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.record import (
+    COUNT,
+    COUNT_AT,
     HEADER_BYTES,
     RECORD_BYTES,
     Note,
@@ -35,8 +36,6 @@ _NAME = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,9})\.ring")
 _MAX_RINGS = 1024
 _MAX_RING_BYTES = 64 << 20
 _RECORDS_AT_ONCE = 4096
-_COUNT = struct.Struct("=Q")
-_COUNT_AT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +156,14 @@ class _Ring:
 
     def _refresh(self) -> int:
         """Brings the mirror up to date: the slots that were written since, then the count as it was before them."""
-        (written,) = _COUNT.unpack(_pread(self._descriptor, _COUNT.size, _COUNT_AT))
+        (written,) = COUNT.unpack(_pread(self._descriptor, COUNT.size, COUNT_AT))
         capacity = self.header.capacity
         first = max(self._reader.position, written - capacity + 1)
         last = min(written, first + _RECORDS_AT_ONCE - 1)
         for start, count in _slot_ranges(first, last, capacity):
             offset = HEADER_BYTES + start * RECORD_BYTES
             self._mirror[offset : offset + count * RECORD_BYTES] = _pread(self._descriptor, count * RECORD_BYTES, offset)
-        _COUNT.pack_into(self._mirror, _COUNT_AT, written)
+        COUNT.pack_into(self._mirror, COUNT_AT, written)
         return int(written)
 
 
