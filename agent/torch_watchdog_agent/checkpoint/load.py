@@ -32,7 +32,7 @@ from torch_watchdog_agent.checkpoint.state import (
     sharded_fsdp1,
     with_lists,
 )
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.checkpoint.subjects import TrainingState, parameters_in_order
 
 
 class Stored:
@@ -136,7 +136,7 @@ def _place_of(stored: Stored, free: Mapping[str, Mapping[str, Shape]], live: Map
 
 def _load_optimizer(stored: Stored, optimizer: Any, names: Mapping[int, str], free: list[str]) -> None:
     groups = numbered_state(optimizer)["param_groups"]
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = parameters_in_order(optimizer)
     numbers = [number for group in groups for number in group["params"]]
     place, saved_groups = _groups_of(stored, free, [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups])
     state = _room_for_state(stored, place, {names[id(param)]: param for param in params_held(optimizer)})

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.checkpoint.subjects import TrainingState, parameters_in_order
 
 _ACTIVATION_WRAPPER = "_checkpoint_wrapped_module"
 _COMPILED = "_orig_mod"
@@ -65,15 +65,14 @@ def parameter_names(state: TrainingState) -> dict[int, str]:
         for param, name in _walk(model, ""):
             names.setdefault(id(param), place + name)
     for index, optimizer in enumerate(state.optimizers):
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        for position, param in enumerate(params):
+        for position, param in enumerate(parameters_in_order(optimizer)):
             names.setdefault(id(param), f"loose/{index}.{position}")
     return names
 
 
 def loose_tensors(state: TrainingState, names: Mapping[int, str]) -> dict[str, Any]:
     """Parameters that an optimizer holds and no module does (a temperature, a prompt), by the name that `parameter_names` gave them."""
-    params = (param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"])
+    params = (param for optimizer in state.optimizers for param in parameters_in_order(optimizer))
     return {name.removeprefix("loose/"): param.detach() for param in params if (name := names[id(param)]).startswith("loose/")}
 
 
@@ -136,7 +135,7 @@ def from_leaf(value: Any) -> Any:
 
 def _named_optimizer_state(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
     plain = numbered_state(optimizer)
-    by_number = dict(zip(_numbers(plain["param_groups"]), _group_params(optimizer), strict=True))
+    by_number = dict(zip(_numbers(plain["param_groups"]), parameters_in_order(optimizer), strict=True))
     groups = [{**group, "params": [names[id(by_number[number])] for number in group["params"]]} for group in plain["param_groups"]]
     return {"param_groups": groups, "state": {names[id(by_number[number])]: entries for number, entries in plain["state"].items()}}
 
@@ -146,27 +145,23 @@ def numbered_state(optimizer: Any) -> dict[str, Any]:
     if type(optimizer).__name__ != _SPREAD:
         state: dict[str, Any] = optimizer.state_dict()
         return state
-    numbers = {id(param): number for number, param in enumerate(_group_params(optimizer))}
+    numbers = {id(param): number for number, param in enumerate(parameters_in_order(optimizer))}
     groups = [{**group, "params": [numbers[id(param)] for param in group["params"]]} for group in optimizer.param_groups]
     return {"param_groups": groups, "state": {numbers[id(param)]: entries for param, entries in optimizer.optim.state.items()}}
 
 
 def params_held(optimizer: Any) -> list[Any]:
     """Those whose state this rank keeps."""
-    return _group_params(optimizer.optim if type(optimizer).__name__ == _SPREAD else optimizer)
+    return parameters_in_order(optimizer.optim if type(optimizer).__name__ == _SPREAD else optimizer)
 
 
 def _numbers(groups: list[dict[str, Any]]) -> list[int]:
     return [number for group in groups for number in group["params"]]
 
 
-def _group_params(optimizer: Any) -> list[Any]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
 def fsdp1_model(optimizer: Any, models: tuple[Any, ...]) -> Any | None:
     """The model with FSDP1 units that holds this optimizer's parameters, or None: then its parameters have names of their own."""
-    mine = {id(param) for param in _group_params(optimizer)}
+    mine = {id(param) for param in parameters_in_order(optimizer)}
     for model in models:
         if FullyShardedDataParallel.fsdp_modules(model) and any(id(param) in mine for param in model.parameters()):
             return model

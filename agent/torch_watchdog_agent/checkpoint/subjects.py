@@ -161,8 +161,14 @@ def inner_schedulers(scheduler: Any) -> tuple[Any, ...]:
     return tuple(found for child in children for found in (child, *inner_schedulers(child)))
 
 
+def parameters_in_order(optimizer: Any) -> list[Any]:
+    """As its `state_dict()` numbers them."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def parameters_of(optimizers: tuple[Any, ...]) -> dict[int, Any]:
-    return {id(param): param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
+    """By id, each once."""
+    return {id(param): param for optimizer in optimizers for param in parameters_in_order(optimizer)}
 
 
 def _covering_models(seen: tuple[Any, ...], optimizers: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,11 +7,10 @@ Owns which of that can be put back. What cannot makes the state one that is not 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.checkpoint.subjects import TrainingState, parameters_of
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.window import WindowState
@@ -25,11 +24,7 @@ _POLL_S = 0.002
 
 def on_device(state: TrainingState) -> bool:
     """Whether the updates run on a GPU."""
-    return any(param.is_cuda for param in _parameters(state))
-
-
-def _parameters(state: TrainingState) -> Iterator[Any]:
-    return (param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"])
+    return any(param.is_cuda for param in parameters_of(state.optimizers).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +71,7 @@ class Ahead:
             return "its device had not come to the start of the next step"
         if self.windows_back and (why := window.why_no_buffers(self.updates)):
             return why
-        if len({param.device for param in _parameters(state)}) > 1:
+        if len({param.device for param in parameters_of(state.optimizers).values()}) > 1:
             return "its parameters are on several devices, and the gate is on one"
         if self.launched > self.updates and any(_counts_unknown(optimizer) for optimizer in state.optimizers):
             return "its optimizer keeps more than a step counter outside the device, and had moved it on"

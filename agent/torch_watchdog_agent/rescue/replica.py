@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.checkpoint.subjects import TrainingState, parameters_of
 from torch_watchdog_proto.rescue_words import Holds
 
 __all__ = ["holdings", "part_of", "wrapped"]
@@ -43,7 +43,7 @@ def holdings(state: TrainingState, *, world_size: int, updates: int) -> tuple[Ho
     """Whether the whole of `state`, after so many updates, is here, and if not why."""
     if not state.optimizers or not state.models:
         return "nothing", "no optimizer that a checkpoint of ours can hold was seen"
-    parameters = [param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"]]
+    parameters = list(parameters_of(state.optimizers).values())
     sharded = _why_sharded(state, parameters)
     if sharded:
         return "part", sharded
@@ -59,8 +59,7 @@ def part_of(state: TrainingState, *, world_size: int) -> tuple[int, int]:
 
     (0, 1): copies on every rank, each of them sharded over itself alone, as with HSDP over nodes of one GPU each.
     """
-    parameters = [param for optimizer in state.optimizers for group in optimizer.param_groups for param in group["params"]]
-    parts = {_part_of(param, world_size) for param in parameters}
+    parts = {_part_of(param, world_size) for param in parameters_of(state.optimizers).values()}
     return parts.pop() if len(parts) == 1 else (0, 0)
 
 
