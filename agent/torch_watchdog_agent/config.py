@@ -25,13 +25,15 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The launcher's word to its ranks. `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is
-    not it. `signal_grace_s`: how long a signal may be held back for a checkpoint; None: not at all. `resume`: the checkpoint that
-    `restore()` takes by default. `bounds`: declared for tensors of the batch. `scan`: look at the data instead of training on it;
-    `scan_after`: the folder of an interrupted scan; `replay`: a
-    recorded batch that takes the place of the first; `device_gate`: try to save from a GPU after a failure;
-    `bundles`: keep the batches that were held or that a rank failed on; `watch_modules`: look at the output of every module, for a loss that is no number;
-    `watch_gradients`: compute the norm of the gradients in steps whose loop does not; `outlier_times`: of a batch, against the largest so far.
+    """The launcher's word to its ranks.
+
+    `solo`: one process without RANK may be the rank; `by_accelerate`: the command's own process is not it. `signal_grace_s`: how long a signal may be held
+    back for a checkpoint; None: not at all. `resume`: the checkpoint that `restore()` takes by default. `bounds`: declared for tensors of the batch.
+
+    `scan`: look at the data instead of training on it; `scan_after`: the folder of an interrupted scan. `replay`: a recorded batch that takes the place of
+    the first. `device_gate`: try to save from a GPU after a failure. `bundles`: keep the batches that were held or that a rank failed on. `watch_modules`:
+    look at the output of every module, for a loss that is no number. `watch_gradients`: compute the norm of the gradients in steps whose loop does not.
+    `outlier_times`: so many times as large as the largest batch so far, and one is told of.
     """
 
     job: str

@@ -1,7 +1,8 @@
 """One rank of a watched job: what the hooks call, and how its parts hang together. START HERE for the rank side.
 
 The life of a batch: `before_fetch` (a boundary: act on an order) -> the user's loader -> `fetched` (the guard looks) -> `handed` (held, repaired, recorded,
-traced) -> the user's forward and backward (`loss_seen`) -> `around_step` (the gate). Everything here runs on the training thread unless it says otherwise.
+traced) -> the user's forward and backward (`loss_seen`) -> `enter_gate` -> the update -> `leave_gate`. Everything here runs on the training thread unless it
+says otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Saving and leaving at a boundary (PROTOCOL D, the rank's part): write under a temporary name, report, seal when told, end or go on.
+"""Saving and leaving at a boundary (proto/README.md, D; the rank's part): write under a temporary name, report, seal when told, end or go on.
 
 Knows the protocol's words and the checkpoint package; neither sockets nor ring.
 """

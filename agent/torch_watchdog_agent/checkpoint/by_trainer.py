@@ -75,6 +75,7 @@ def _save(trainer: Any, folder: Path, moment: Moment) -> None:
 
 
 def _into(trainer: Any, folder: Path, **more: Any) -> Any:
+    """The Trainer saves into `folder` in the body, whatever name it would choose; and has the attributes `more`."""
     return standing_in(trainer, _get_output_dir=lambda *_, **__: str(folder), _push_from_checkpoint=lambda _: None, **more)
 
 

@@ -34,10 +34,10 @@ START = Place(0, 0, None)
 class LoaderPosition:
     """`batches` of epoch `epoch` were consumed (by a committed or a vetoed update).
 
-    `rng_at_iter` is what the generators, the loader's own among them, were when the epoch's iterator was made (the shuffle and the workers' seeds come from
-    it), and `count_at_iter` how many passes a loader that counts them had seen; None
-    where no loader was seen; `rng` is what they are at the boundary, before the next batch is asked for. `in_turn`: the training took batches from another
-    pass between those of this one, so that no single place tells how it goes on.
+    `rng_at_iter`: what the generators, the loader's own among them, were when the epoch's iterator was made (the shuffle and the workers' seeds come from
+    it), None where no loader was seen; `count_at_iter`: how many passes a loader that counts them had seen then. `rng`: what the generators are at the
+    boundary, before the next batch is asked for. `in_turn`: the training took batches from another pass between those of this one, so that no single place
+    tells how it goes on.
     """
 
     epoch: int

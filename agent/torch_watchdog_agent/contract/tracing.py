@@ -36,7 +36,10 @@ MAX_WAITS = 2
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """A batch that was handed over while a step is traced. `doubted`: rules whose alarm or reading this step is to settle."""
+    """A batch that was handed over while a step is traced, which is to settle the alarms of `suspects` and the readings of `unsettled`.
+
+    `waits`: for how many steps nothing has read it.
+    """
 
     lesson: Lesson
     origin: Origin

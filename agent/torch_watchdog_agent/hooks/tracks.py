@@ -30,12 +30,10 @@ __all__ = [
 
 @dataclass(slots=True)
 class Track:
-    """One loader. `epoch`: how many of its passes the training has used. `begun` numbers all. `resume`: where the next one that it uses goes on, and
-    `again` what is to be done there.
+    """One loader. `dataset`: its data set's name in a quarantine file; `generators`: its own.
 
-    `generators` are the loader's own.
-
-    `dataset`: its data set's name in a quarantine file. `in_turn`: between batches of one of its passes the training trains on those of another.
+    `epoch`: how many of its passes the training has used; `begun` numbers all. `resume`: where the next one that it uses goes on, and `again` what is to be
+    done there. `in_turn`: between batches of one of its passes the training trains on those of another.
     """
 
     dataset: str = "?"

@@ -19,9 +19,8 @@ __all__ = ["JobOutcome", "NodeConfig"]
 class NodeConfig:
     """One launch on one node. `daemon` is `unix:PATH` or `HOST:PORT`; `session` is random per launch and the same on all its nodes.
 
-    `token` is asked before each connection, because a daemon that was started again has another; None: there is none that may be trusted.
-
-    `authority`: the PEM of who signed the certificate of a daemon on another machine; None: both make theirs from the token.
+    `token` is asked before each connection, because a daemon that was started again has another; None: there is none that may be trusted. `authority`: the
+    PEM of who signed the certificate of a daemon on another machine; None: both make theirs from the token.
 
     `runtime_dir` (0700, on a local disk) gets `control.sock`; `ring_dir` is where ranks put their `A-R-PID.ring` files.
     """
