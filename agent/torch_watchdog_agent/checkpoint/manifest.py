@@ -7,6 +7,7 @@ NaN or infinity. COMMITTED is written last and removed first, so that a folder t
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import re
 import shutil
@@ -108,8 +109,6 @@ def finished(checkpoints_dir: Path) -> list[Checkpoint]:
 
 def _updates_of(path: Path, *, named: int) -> int:
     """By its manifest: a stop names the folder by the step of its own attempt, which may have resumed."""
-    import json
-
     try:
         return int(json.loads((path / MANIFEST).read_text())["updates_applied"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -156,8 +155,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _object(path: Path, name: str) -> dict[str, Any]:
-    import json
-
     try:
         found = json.loads((path / name).read_text())
     except (OSError, ValueError) as error:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.checkpoint import again, by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
-from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.rng import RngState
@@ -217,7 +216,7 @@ def _refuse_foreign(path: Path, form: str, target: TrainingState) -> None:
 def _accelerator(path: Path, target: TrainingState) -> Any:
     """The Accelerator that the given objects were prepared by: it loads all that it has prepared."""
     wanted = _parameters(target)
-    for accelerator in instances("accelerate.accelerator", "Accelerator"):
+    for accelerator in by_accelerate.accelerators():
         if wanted <= {id(parameter) for model in accelerator._models for parameter in model.parameters()}:
             return accelerator
     more = "Call restore() after accelerator.prepare(), or accelerator.load_state() yourself and then restore(model=None, loader=...)"

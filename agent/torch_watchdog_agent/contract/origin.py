@@ -8,8 +8,7 @@ import torch
 
 from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import MOVES, PICKS, Recipe, Step
-from torch_watchdog_agent.contract.replay import Resolve, bound
-from torch_watchdog_agent.contract.sizes import Size
+from torch_watchdog_agent.contract.replay import Resolve, bound, filled
 
 __all__ = ["element_ids"]
 
@@ -36,13 +35,8 @@ def element_ids(recipe: Recipe, leaves: Mapping[str, torch.Tensor], key: str, re
 
 def _follow(step: Step, values: dict[int, torch.Tensor], ids: dict[int, torch.Tensor], resolve: Resolve) -> None:
     inputs = [tuple(values[number].shape) for number in step.inputs]
-
-    def filled(argument: object) -> object:
-        if isinstance(argument, Size):
-            return resolve(argument, inputs)
-        return [filled(item) for item in argument] if isinstance(argument, list) else argument
-
-    args, kwargs = [filled(argument) for argument in step.args], {key: filled(value) for key, value in step.kwargs.items()}
+    args = [filled(argument, inputs, resolve) for argument in step.args]
+    kwargs = {key: filled(value, inputs, resolve) for key, value in step.kwargs.items()}
     before = {number: values[number].shape for number in step.writes}
     made = step.func(*(bound(a, values) for a in args), **{key: bound(a, values) for key, a in kwargs.items()})
     outs = [made] if isinstance(made, torch.Tensor) else list(made)

@@ -12,7 +12,7 @@ from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import Argument, Recipe, Step
 from torch_watchdog_agent.contract.sizes import Shapes, Size, resolved
 
-__all__ = ["Concrete", "Program", "as_recorded", "instantiated", "replayed"]
+__all__ = ["Concrete", "Program", "Resolve", "as_recorded", "bound", "filled", "instantiated", "replayed", "resolver"]
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 Resolve: TypeAlias = Callable[[Size, Sequence[tuple[int, ...]]], int]
@@ -55,18 +55,19 @@ def _start(recipe: Recipe, leaves: Tensors, *, copy: bool) -> dict[int, torch.Te
 
 def _run(step: Step, values: dict[int, torch.Tensor], resolve: Resolve) -> Concrete:
     inputs = tuple(tuple(values[number].shape) for number in step.inputs)
-    args = tuple(_filled(argument, inputs, resolve) for argument in step.args)
-    kwargs = {key: _filled(argument, inputs, resolve) for key, argument in step.kwargs.items()}
+    args = tuple(filled(argument, inputs, resolve) for argument in step.args)
+    kwargs = {key: filled(argument, inputs, resolve) for key, argument in step.kwargs.items()}
     made = step.func(*(bound(argument, values) for argument in args), **{key: bound(argument, values) for key, argument in kwargs.items()})
     outs = [made] if isinstance(made, torch.Tensor) else list(made)
     values.update({number: tensor for number, tensor in zip(step.outputs, outs, strict=False) if number is not None})
     return Concrete(step, args, kwargs, inputs, tuple(tuple(tensor.shape) for tensor in outs), outs[0].dtype)
 
 
-def _filled(argument: Argument, inputs: Sequence[tuple[int, ...]], resolve: Resolve) -> Any:
+def filled(argument: Argument, inputs: Sequence[tuple[int, ...]], resolve: Resolve) -> Any:
+    """An argument with its sizes as `resolve` says that they are, beside inputs of these shapes."""
     if isinstance(argument, Size):
         return resolve(argument, inputs)
-    return [_filled(item, inputs, resolve) for item in argument] if isinstance(argument, list) else argument
+    return [filled(item, inputs, resolve) for item in argument] if isinstance(argument, list) else argument
 
 
 def bound(argument: Any, values: Mapping[int, Any]) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -68,8 +67,7 @@ def patch(module: ModuleType) -> None:
 
 def calls_made(flight: Flight = NOTHING) -> tuple[GroupCalls, ...]:
     """What this rank has called so far, one entry a group. On any thread; nothing of it waits. `flight`: knows what C++ has called, too."""
-    distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    made = (_made_on(group, flight) for group in list(distributed._world.pg_map)) if distributed is not None else ()
+    made = (_made_on(group, flight) for group in groups.living())
     return tuple(one for one in made if one is not None)
 
 

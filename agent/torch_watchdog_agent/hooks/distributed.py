@@ -4,12 +4,12 @@ collective of another one giving up."""
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torch_watchdog_agent.hooks import groups
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.rescue.replica import wrapped
 
@@ -73,7 +73,6 @@ def hold_timeout_s() -> float:
 
 def group_timeout_s() -> float:
     """After which the first of this process's groups gives a collective up."""
-    distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    groups = list(distributed._world.pg_map) if distributed is not None else []
-    timeouts_s = [group._get_backend(device).options._timeout.total_seconds() for group in groups for device in group._device_types]
+    found = groups.living()
+    timeouts_s = [group._get_backend(device).options._timeout.total_seconds() for group in found for device in group._device_types]
     return min(timeouts_s, default=float("inf"))

@@ -11,12 +11,18 @@ from typing import Any
 from torch_watchdog_agent.hooks.active import guarded, made_rank
 from torch_watchdog_agent.rescue import sockets
 
-__all__ = ["patch"]
+__all__ = ["living", "patch"]
 
 
 def patch(module: ModuleType) -> None:
     module._new_process_group_helper = _listed(module._new_process_group_helper)  # type: ignore[attr-defined]
     module.destroy_process_group = _noticed(module.destroy_process_group)  # type: ignore[attr-defined]
+
+
+def living() -> list[Any]:
+    """The process groups of this process; none where torch.distributed was never imported."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    return list(distributed._world.pg_map) if distributed is not None else []
 
 
 def _listed(theirs: Callable[..., Any]) -> Callable[..., Any]:
