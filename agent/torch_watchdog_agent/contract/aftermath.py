@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from traceback import walk_tb
 from types import TracebackType
 
 import torch
@@ -33,11 +34,7 @@ def is_of_the_forward(error: BaseException) -> bool:
 
 
 def _files(traceback: TracebackType | None) -> Sequence[str]:
-    files = []
-    while traceback is not None:
-        files.append(traceback.tb_frame.f_code.co_filename)
-        traceback = traceback.tb_next
-    return files
+    return [frame.f_code.co_filename for frame, _ in walk_tb(traceback)]
 
 
 def suspected(
@@ -121,11 +118,9 @@ def not_probabilities(op: str, given: torch.Tensor, source: str | None) -> Viola
 def _input_of(function: str, traceback: TracebackType | None) -> tuple[object, str | None]:
     """The `input` that a function of this name was called with, and the line outside of torch that led to it."""
     caller: str | None = None
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if code.co_name == function:
-            return traceback.tb_frame.f_locals.get("input"), caller
-        if "/torch/" not in code.co_filename:
-            caller = f"{code.co_filename}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
+    for frame, line in walk_tb(traceback):
+        if frame.f_code.co_name == function:
+            return frame.f_locals.get("input"), caller
+        if "/torch/" not in frame.f_code.co_filename:
+            caller = f"{frame.f_code.co_filename}:{line}"
     return None, caller

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -69,14 +70,12 @@ def misfit(error: BaseException, origin: Origin, batch: object) -> Violation | N
 
 def _call_that_raised(traceback: TracebackType | None) -> _Call:
     call, source = None, "?"
-    while traceback is not None:
-        frame = traceback.tb_frame
+    for frame, line in walk_tb(traceback):
         name = frame.f_code.co_filename
         if name.endswith(_FUNCTIONAL):
             call = _Call(frame.f_code.co_name, frame.f_locals, source)
         elif is_users(name):
-            source = f"{name}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
+            source = f"{name}:{line}"
     return _Call("", {}, source) if call is None else call
 
 

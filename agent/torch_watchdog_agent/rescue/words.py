@@ -47,12 +47,7 @@ def words_of(error: BaseException) -> Words:
 def of_a_signal(error: BaseException) -> bool:
     """Whether a handler of a signal has raised this: in whatever it interrupted."""
     handlers = {getattr(handler, "__code__", None) for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in handlers:
-            return True
-        traceback = traceback.tb_next
-    return False
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _behind(error: BaseException) -> BaseException | None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 __all__ = ["TORCHS_WORD", "dead_workers", "unheard_children"]
@@ -67,9 +68,4 @@ def _has_lost_a_child() -> bool:
 
 
 def _came_out_of_a_loader(error: BaseException) -> bool:
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_globals.get("__name__") == _LOADER:
-            return True
-        traceback = traceback.tb_next
-    return False
+    return any(frame.f_globals.get("__name__") == _LOADER for frame, _ in walk_tb(error.__traceback__))
