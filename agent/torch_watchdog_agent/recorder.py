@@ -55,9 +55,8 @@ class Recorder:
     ) -> None:
         self._say = say
         self.path = directory / f"{attempt}-{rank}-{os.getpid()}.ring"
-        self.path.unlink(
-            missing_ok=True
-        )  # a rank that executed itself anew has the pid of its former life; that ring is read through its open file
+        # A rank that executed itself anew has the pid of its former life; that ring is read through its open file.
+        self.path.unlink(missing_ok=True)
         header = RingHeader(
             rank=rank, attempt=attempt, pid=os.getpid(), world_size=world_size, start_time_ns=time.time_ns(),
             capacity=ring_capacity(local_world_size),

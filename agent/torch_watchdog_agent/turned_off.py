@@ -7,15 +7,8 @@ from __future__ import annotations
 
 __all__ = ["is_off", "turned_off", "why_unknown"]
 
-_COUNTING = (
-    "loader",
-    "boundary",
-    "hand-over",
-    "optimizer",
-    "step",
-    "scaler",
-    "scheduler",
-)  # what updates, windows and a checkpoint's contents hang on
+# What updates, windows and a checkpoint's contents hang on.
+_COUNTING = ("loader", "boundary", "hand-over", "optimizer", "step", "scaler", "scheduler")
 _off: set[str] = set()
 
 

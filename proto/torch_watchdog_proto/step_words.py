@@ -73,7 +73,7 @@ class StepBlock:
     updates_applied: tuple[int, ...] = ()
     backward_ns: tuple[
         int, ...
-    ] = ()  # from each loss to the next fetch or the gate, and the forward's own waiting: what is not the rank's own
+    ] = ()  # from each loss to the next fetch or the gate, and where its forward waits for others: not the rank's own
     grad_norm: tuple[float, ...] = ()  # of the loop's own clipping, or on request ours; -1: none
     alloc_retries: tuple[int, ...] = ()  # of the allocator so far
     update_ns: tuple[int, ...] = ()  # the part of backward_ns in which the optimizer changed the parameters, 0 where not known

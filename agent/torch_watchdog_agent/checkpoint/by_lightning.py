@@ -16,9 +16,8 @@ FORMAT = "lightning"
 FILE = "lightning.ckpt"
 
 _fitting: weakref.ref[Any] | None = None  # the Trainer that has begun to fit last
-_counts: deque[tuple[int, int]] = deque(
-    maxlen=3
-)  # of the newest steps at whose ends it asked for a batch: how many had ended, and its own count then
+# Of the newest steps at whose ends it asked for a batch: how many had ended, and its own count then.
+_counts: deque[tuple[int, int]] = deque(maxlen=3)
 
 
 def fits(trainer: Any) -> None:

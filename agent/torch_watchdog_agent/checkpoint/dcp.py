@@ -105,9 +105,8 @@ def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers, moment:
     """Where the tensors were brought to the host torch's writer must not use the device, whose stream may be stuck: it does so to copy ahead."""
     writer = torch_dcp.FileSystemWriter(directory, **({"per_thread_copy_ahead": 0} if moment.read is not None else {}))
     with quietly():
-        if (
-            peers.count == 1
-        ):  # also where a process group is there, which no rank may answer any more: the name that torch 2.4 has for this, too
+        # One rank alone: also where a process group is there, which no rank may answer any more. The name that torch 2.4 has for this, too.
+        if peers.count == 1:
             torch_dcp.save_state_dict(shared, writer, no_dist=True, planner=PiecePlanner() if moment.is_piece else None)
         else:
             torch_dcp.save(shared, storage_writer=writer, process_group=peers.group)

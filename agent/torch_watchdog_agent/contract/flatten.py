@@ -29,9 +29,8 @@ _FLOATS = (
     "float8_e8m0fnu",
 )
 _COMPLEX = ("complex32", "complex64", "complex128")
-_DTYPES = frozenset(
-    getattr(torch, name) for name in (*_WHOLE_NUMBERS, *_FLOATS, *_COMPLEX) if hasattr(torch, name)
-)  # the others are no numbers
+# The others are no numbers.
+_DTYPES = frozenset(getattr(torch, name) for name in (*_WHOLE_NUMBERS, *_FLOATS, *_COMPLEX) if hasattr(torch, name))
 _ATOMS = (str, bytes, int, float, bool, type(None))
 
 

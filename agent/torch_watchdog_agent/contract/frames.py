@@ -16,9 +16,8 @@ __all__ = ["ModuleNames", "Place", "is_users", "place_of_call", "user_line"]
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
-_BETWEEN = tuple(
-    _TORCH + part for part in ("_dynamo", "_compile.py", "utils", "_ops.py", "_tensor.py")
-)  # between an operator and its caller
+# Between an operator and its caller.
+_BETWEEN = tuple(_TORCH + part for part in ("_dynamo", "_compile.py", "utils", "_ops.py", "_tensor.py"))
 _FUNCTIONAL = f"nn{os.sep}functional.py"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 

@@ -55,9 +55,7 @@ class Plan:
     unsettled: list[Rule] = field(default_factory=list)
     broken: list[Rule] = field(default_factory=list)  # their computation fails at these shapes
     ignored: dict[str, int] = field(default_factory=dict)
-    legal: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # the range of a leaf as a whole, where that is what its consumer takes
+    legal: dict[str, tuple[float, float]] = field(default_factory=dict)  # the range of a whole leaf, where that is what its consumer takes
 
     def findings(self, leaves: Mapping[str, torch.Tensor], seen: Mapping[str, Extremes]) -> tuple[list[Finding], list[Rule]]:
         """What this batch breaks, the first consumer first; and rules whose computation it breaks, so that they cannot say."""
@@ -170,7 +168,7 @@ def _only_leaf(check: Check) -> str | None:
 def _leaf_is_enough(check: Check, key: str, leaf: torch.Tensor) -> bool:
     """Whether a leaf that is legal as a whole makes the index legal."""
     if check.rule.kind == "some":
-        return check.rule.recipe.one_leaf is not None and _moves_only(check) and check.rule.ignored == (check.allowed.ignored)
+        return check.rule.recipe.one_leaf is not None and _moves_only(check) and check.rule.ignored == check.allowed.ignored
     if check.rule.kind != "range":
         return False
     return follows(check.rule, check.program, check.allowed, {key: value_sets(leaf, [check.allowed])})

@@ -20,10 +20,8 @@ _GPU_IS_LOST = 15  # NVML_ERROR_GPU_IS_LOST
 _MOST_EVENTS = 64  # at one look
 _NO_INSTANCE = 0xFFFFFFFF  # of an event that is the whole card's
 _MOST_LINKS = 18
-_LINK_COUNTERS = (
-    0,
-    1,
-)  # replays and recoveries: bad checksums alone are mended on the way, and a healthy H200 counts dozens of them a second
+# Replays and recoveries: bad checksums alone are mended on the way, and a healthy H200 counts dozens of them a second.
+_LINK_COUNTERS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)

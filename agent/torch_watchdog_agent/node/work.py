@@ -228,9 +228,8 @@ class NodeWork:
             self._wake.clear()
             pause_s = min(self._config.poll_interval_s * max(1, idle - _IDLE_POLLS), _LONGEST_PAUSE_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    max(pause_s, self._link.report_every_s)
-                ):  # not wait_for: before Python 3.12 it may lose a cancellation
+                # Not wait_for: before Python 3.12 it may lose a cancellation.
+                async with asyncio.timeout(max(pause_s, self._link.report_every_s)):
                     await self._wake.wait()
 
     def _poll(self) -> bool:

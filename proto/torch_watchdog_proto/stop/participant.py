@@ -86,9 +86,8 @@ class Participant:
         # on, which it only does with a decision. (Ranks that no collective couples come there without one: only a decision that was read is obeyed by them.)
         self._unsure: set[int] = set()
         self._given_up: dict[int, str] = {}  # step of a hold -> why
-        self._renewed: int | None = (
-            None  # step of a hold that a newer order asks for, while the older one is looked up: its holder need not give up
-        )
+        # Step of a hold that a newer order asks for, while the older one is looked up: its holder need not give up.
+        self._renewed: int | None = None
         self._answer: WriteCommitted | Leave | None = None
         self._why = ""  # the daemon took the order back
 
@@ -155,9 +154,8 @@ class Participant:
             return ()
         if self._prepared.veto is not None and self._commit is None:
             self._why = order.reason
-            return (
-                Propose(order.generation, None),
-            )  # a Commit of it may have been lost on its way here only: others may have gone on with it
+            # A Commit of it may have been lost on its way here only: others may have gone on with it.
+            return (Propose(order.generation, None),)
         self._give_up(order.reason)
         return ()
 
