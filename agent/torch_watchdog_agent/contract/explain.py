@@ -28,14 +28,11 @@ from torch_watchdog_proto.messages import BatchFact, BoundFact, Derived, Number,
 
 __all__ = ["device_violation", "odd_violation", "plain_violation", "violation_of"]
 
-_KINDS = {"range": "batch.index_out_of_range", "some": "batch.empty", "rows": "batch.empty", "ctc": "batch.shape", "groups": "batch.shape"}
-_KINDS |= {"float": "batch.dtype", "spread": "batch.shape"}
-_KINDS |= {
-    "starts": "batch.index_out_of_range",
-    "count": "batch.shape",
-    "agree": "batch.shape",
-    "sum": "batch.shape",
-    "reach": "batch.shape",
+_KINDS = {
+    **dict.fromkeys(("range", "starts"), "batch.index_out_of_range"),
+    **dict.fromkeys(("some", "rows"), "batch.empty"),
+    **dict.fromkeys(("ctc", "groups", "spread", "count", "agree", "sum", "reach"), "batch.shape"),
+    "float": "batch.dtype",
 }
 _COUNTS = ("count", "agree", "sum")
 

@@ -13,18 +13,10 @@ from torch_watchdog_proto.names import spoken
 __all__ = ["beside_the_point", "expression", "size_words"]
 
 _INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "floor_divide": "//",
-    "remainder": "%",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-}
-_INFIX |= {"gt": ">", "ge": ">=", "bitwise_and": "&", "bitwise_or": "|", "logical_and": "&", "logical_or": "|"}
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floor_divide": "//", "remainder": "%",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "bitwise_and": "&", "bitwise_or": "|", "logical_and": "&", "logical_or": "|",
+}  # fmt: skip
 _SILENT = {
     "reshape",
     "view",
