@@ -6,7 +6,7 @@ a batch of one sample skips copies, and two forms of one recipe would otherwise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import HostRead, Site, Tape
 
-__all__ = ["MOVES", "Recipe", "Step", "cut", "sizes_of", "agreed", "whole_leaf"]
+__all__ = ["MOVES", "PICKS", "VIEWS", "Argument", "Recipe", "Step", "agreed", "cut", "sizes_of", "whole_leaf"]
 
 Argument: TypeAlias = Any  # Ref, Size, a plain value, or a list of them
 _WHOLE_NUMBERS = (None, torch.int64, torch.int32)
@@ -191,34 +191,38 @@ def _renumbered(
     made: set[int | None] = set()
     constants: dict[int, torch.Tensor] = {}
     missing = False
-    for node in nodes:
-        inputs = [tape.shapes[number][0] for number in node.inputs]
-        for number in node.inputs:
+
+    def take(numbers: Iterable[int]) -> None:
+        """What no step has made, and is no leaf, is a constant."""
+        nonlocal missing
+        for number in numbers:
             if number not in made and number not in leaves:
                 missing |= number not in tape.constants
                 constants[name(number)] = tape.constants.get(number, torch.empty(0, device="cpu"))
-        steps.append(
-            Step(
-                node.func,
-                node.name,
-                tuple(_sized(argument, name, shapes, inputs) for argument in node.args),
-                {key: _sized(argument, name, shapes, inputs) for key, argument in node.kwargs.items()},
-                tuple(name(number) for number in node.inputs),
-                tuple(None if number is None else name(number) for number in node.outputs),
-                tuple(name(number) for number in node.writes),
-            )
-        )
+
+    for node in nodes:
+        take(node.inputs)
+        steps.append(_step(node, name, shapes, [tape.shapes[number][0] for number in node.inputs]))
         made.update(node.outputs)
-    for number in targets:
-        if number not in made and number not in leaves:
-            missing |= number not in tape.constants
-            constants[name(number)] = tape.constants.get(number, torch.empty(0, device="cpu"))
+    take(targets)
     named = {name(number): key for number, (_, key) in leaves.items()}
     outputs = tuple(name(number) for number in targets)
     casts = cast or any(step.name == "_to_copy" for step in steps)
     form = (tuple(_form(step) for step in steps), tuple(sorted(named.items())), tuple(sorted(constants)), outputs)
     return Recipe(
         leaves=named, constants=constants, steps=tuple(steps), outputs=outputs, batches=batches, form=form, casts=casts, missing=missing
+    )
+
+
+def _step(node: Node, name: Callable[[int], int], shapes: Shapes, inputs: Sequence[tuple[int, ...]]) -> Step:
+    return Step(
+        node.func,
+        node.name,
+        tuple(_sized(argument, name, shapes, inputs) for argument in node.args),
+        {key: _sized(argument, name, shapes, inputs) for key, argument in node.kwargs.items()},
+        tuple(name(number) for number in node.inputs),
+        tuple(None if number is None else name(number) for number in node.outputs),
+        tuple(name(number) for number in node.writes),
     )
 
 
