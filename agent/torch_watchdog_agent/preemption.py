@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-__all__ = ["SIGNALS", "Preemption"]
+__all__ = ["Preemption"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _POLL_S = 0.2

@@ -13,7 +13,7 @@ import torch
 
 from torch_watchdog_agent.contract.bounds import Range
 
-__all__ = ["UNREAD", "UNSIGNED", "Extremes", "TensorStat", "allows", "dtype_name", "extremes", "known"]
+__all__ = ["MAX_FULL_FLOATS", "UNREAD", "UNSIGNED", "Extremes", "TensorStat", "allows", "dtype_name", "extremes", "known"]
 
 MAX_FULL_FLOATS = 1 << 22  # above this a float tensor is looked at by a strided sample
 UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16, torch.int8: np.uint8}

@@ -22,9 +22,9 @@ from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.where import Origin, flat_to_element
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Sample, Violation
 
-__all__ = ["KIND", "ModuleWatch", "not_finite_inside"]
+__all__ = ["ModuleWatch", "not_finite_inside"]
 
-KIND = "activation.not_finite"
+_KIND = "activation.not_finite"
 MAX_COPIED_BYTES = 1 << 30
 SHARE_OF_FREE_MEMORY = 0.25  # of a GPU; the training must not run out of it
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
@@ -175,7 +175,7 @@ def _violation(found: _Finding, origin: Origin) -> Violation:
     cause, fix = _cause(found, whose, dtype)
     fact = BatchFact(key="(made by the model)", value=value, count=count, shape=tuple(found.out.shape), dtype=dtype, sample=sample)
     bound = BoundFact(op=type(found.module).__name__, module=found.path or None, learned_from="the same forward, once more")
-    return Violation(kind=KIND, summary=summary, cause=cause, fix=fix, batch=fact, bound=bound, repairable=False)
+    return Violation(kind=_KIND, summary=summary, cause=cause, fix=fix, batch=fact, bound=bound, repairable=False)
 
 
 def _sample(out: torch.Tensor, element: tuple[int, ...], origin: Origin) -> Sample | None:

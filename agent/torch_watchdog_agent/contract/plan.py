@@ -20,7 +20,7 @@ from torch_watchdog_agent.contract.replay import Program, instantiated
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import AmbiguousSizeError, Shapes
 
-__all__ = ["Finding", "Plan", "plan_for"]
+__all__ = ["Check", "Finding", "Plan", "plan_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.recipe import Recipe
 from torch_watchdog_agent.contract.sizes import Shapes, Size, resolved
 
-__all__ = ["LOOKED_AT", "Rule"]
+__all__ = ["LOOKED_AT", "TRACES_FOR_DERIVED", "TRACES_FOR_DIRECT", "Rule"]
 
 TRACES_FOR_DIRECT = 2
 TRACES_FOR_DERIVED = 3

@@ -19,7 +19,7 @@ from torch_watchdog_agent.contract.consumers import Use
 from torch_watchdog_agent.contract.frames import ModuleNames, Place
 from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref, Schema, Storage, Value
 
-__all__ = ["HostRead", "Site", "Tape"]
+__all__ = ["HostRead", "Site", "Tape", "sampled"]
 
 MAX_KEPT_ELEMENTS = 1 << 16  # of constants and of index tensors; larger ones are compared by a sample
 _FACTORY_LIKE = {

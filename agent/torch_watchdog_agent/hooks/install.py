@@ -10,7 +10,7 @@ import wrapt
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.turned_off import turned_off
 
-__all__ = ["HOOKS", "when_torch_is_imported"]
+__all__ = ["when_torch_is_imported"]
 
 
 def when_torch_is_imported(config: AgentConfig) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "Track",
     "ended",
     "follow",
+    "is_current",
     "is_followed",
     "is_known",
     "over",
