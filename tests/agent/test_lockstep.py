@@ -11,6 +11,7 @@ from torch_watchdog_agent.hooks import collectives
 from torch_watchdog_agent.hooks.collectives import described
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Collective, Lockstep, Mismatch, violation_of
+from torch_watchdog_agent.rescue.flight import NOTHING
 from torch_watchdog_proto.rescue_words import GroupCalls
 
 
@@ -141,7 +142,7 @@ def test_calls_between_two_ranks_are_no_collectives_of_the_group(counts_sends: b
     group, send = Group(counts_sends=counts_sends), collectives._set_apart(Group.send)
     assert [send(group, number) for number in range(3)] == ["sent 0", "sent 1", "sent 2"]
     group.number += 5
-    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=5, times=4)
+    assert collectives._made_on(group, NOTHING) == GroupCalls(group=group.group_name, made=5, times=4)
 
 
 def test_the_newest_call_is_told_until_c_plus_plus_has_made_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +150,8 @@ def test_the_newest_call_is_told_until_c_plus_plus_has_made_another(monkeypatch:
     monkeypatch.setattr(collectives, "_newest", {group.group_name: (0, gathered, 3)})
     monkeypatch.setattr(collectives, "_by_python", {group.group_name: 1})
     group.number = 1
-    assert collectives._made_on(group) == GroupCalls(
+    assert collectives._made_on(group, NOTHING) == GroupCalls(
         group=group.group_name, made=1, newest="all_gather of (4, 7) int64", alike=gathered.alike, times=3
     )
     group.number = 5
-    assert collectives._made_on(group) == GroupCalls(group=group.group_name, made=5, times=3)
+    assert collectives._made_on(group, NOTHING) == GroupCalls(group=group.group_name, made=5, times=3)
