@@ -19,8 +19,8 @@ from torch_watchdog.launch.nodes import shared_token
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.say import say
-from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.report.history import JobHistory, history_of
+from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.steps import RankTrack, tracks
 from torch_watchdog.scan.results import is_scan, read_results
 from torch_watchdog.scan.tell import headline
@@ -114,7 +114,7 @@ class DiskJob:
         record = self.record()
         if is_scan(self.directory.root):
             return () if record.get("exit_code") is None else (str(record["exit_reason"]),)
-        return _last_words(record, self.directory, self.incidents(), elsewhere=elsewhere)
+        return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here())
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +177,7 @@ class CentralJob(DaemonJob):
         return self.directory.root
 
     def last_words(self, *, elsewhere: bool = False) -> Sequence[str]:
-        return _last_words(self.record(), self.directory, self.incidents(), elsewhere=elsewhere)
-
-
-def _last_words(
-    record: Mapping[str, Any], directory: RunDirectory, incidents: Sequence[Mapping[str, Any]], *, elsewhere: bool
-) -> Sequence[str]:
-    quarantine = directory.quarantine_file
-    end = end_of(record, directory.root, here="" if elsewhere else here(), quarantine=str(quarantine) if quarantine.exists() else None)
-    return () if end is None else summarise(incidents, end)
+        return last_words(self.directory, self.record(), self.incidents(), here="" if elsewhere else here())
 
 
 def listed(job: JobStatus) -> dict[str, Any]:

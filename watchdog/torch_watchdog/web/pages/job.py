@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from torch_watchdog.errors import WatchdogError
+from torch_watchdog.report.last_words import last_words
 from torch_watchdog.store.read import read_job
+from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.web.heat import METRICS
 from torch_watchdog.web.pages import past
 from torch_watchdog.web.pages.shown import answering, render
@@ -38,7 +40,7 @@ async def page(request: Request) -> Response:
 def _words(run_dir: Path, incidents: Sequence[Mapping[str, Any]]) -> list[str]:
     """A launch that has its own daemon writes its end after the last report: then they come with the next look."""
     try:
-        return past.words_of(run_dir, read_job(run_dir), incidents)
+        return last_words(RunDirectory(run_dir), read_job(run_dir), incidents, here="")
     except WatchdogError:
         return []
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from torch_watchdog.launch.record import resumed_from
-from torch_watchdog.launch.summary import end_of, summarise
 from torch_watchdog.phrases import steps_told
+from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.story import clock
 from torch_watchdog.store.past import PastJob
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.web.pages.shown import render
 
-__all__ = ["page", "words_of"]
+__all__ = ["page"]
 
 _SHOWN_RANKS = 256
 
@@ -35,16 +34,8 @@ async def page(request: Request, job: PastJob) -> Response:
         "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt or None,
         "incidents": job.status.incidents, "files": job.run_dir,
     }  # fmt: skip
-    words = await request.app.state.view.disk.read(lambda: words_of(job.run_dir, job.record, job.incidents))
+    words = await request.app.state.view.disk.read(lambda: last_words(RunDirectory(job.run_dir), job.record, job.incidents, here=""))
     return render(
         request, "past.html", job=job.status.job, facts={name: value for name, value in facts.items() if value not in (None, "")},
         incidents=list(job.incidents)[::-1][:50], ranks=ranks[:_SHOWN_RANKS], more_ranks=max(0, len(ranks) - _SHOWN_RANKS), words=words,
     )  # fmt: skip
-
-
-def words_of(run_dir: Any, record: Any, incidents: Sequence[Any]) -> list[str]:
-    """What the launch said at its end, with the line that resumes it from anywhere; nothing where its job.json lies on another machine."""
-    directory = RunDirectory(run_dir)
-    quarantine = str(directory.quarantine_file) if directory.quarantine_file.exists() else None
-    end = end_of(record, directory.root, here="", quarantine=quarantine)
-    return [] if end is None else summarise(incidents, end)
