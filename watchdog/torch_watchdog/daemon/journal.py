@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job.incident import is_order
+from torch_watchdog.phrases import count
 
 if TYPE_CHECKING:
     from torch_watchdog.daemon.live_job import JobListener, LiveJob
@@ -30,7 +31,7 @@ class Journal:
         job, known = live.job, live.job.incidents
         self._ended.discard(job.name)
         self._open |= {(job.name, str(one["id"])) for one in known if one["status"] == "firing"}
-        begins = f"goes on here, with {_counted(len(known))} so far" if live.last_seq or known else "begins"
+        begins = f"goes on here, with {count(len(known), 'incident')} so far" if live.last_seq or known else "begins"
         self._say(f"job {job.name}: {begins}, policy {job.policy}, on {printable(job.host)}")
 
     def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None:
@@ -53,7 +54,7 @@ class Journal:
         self._ended.add(status.job)
         self._open = {key for key in self._open if key[0] != status.job}
         code = "without an exit code" if status.exit_code is None else f"exit code {status.exit_code}"
-        self._say(f"job {status.job}: ended, {code}, {_counted(status.incidents)}")
+        self._say(f"job {status.job}: ended, {code}, {count(status.incidents, 'incident')}")
 
     def given_up(self, live: LiveJob) -> None:
         """Said for all of them at once, by who noticed."""
@@ -88,7 +89,3 @@ class Listeners:
 
 def printable(text: str, longest: int = _MAX_WORDS) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
-
-
-def _counted(incidents: int) -> str:
-    return "1 incident" if incidents == 1 else f"{incidents} incidents"

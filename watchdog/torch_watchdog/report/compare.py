@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_watchdog.report.counting import counted
 from torch_watchdog.report.history import JobHistory
+from torch_watchdog.report.steps import json_number
 
 __all__ = ["comparison", "mean_loss"]
 
@@ -58,8 +59,8 @@ def _figures(history: JobHistory) -> Figures:
         "median step": median(times) if times else None,
         "slowest rank": None if slowest is None or not slowest.median_step_s else slowest.rank,
         "waiting for data": _share_of_loader(history),
-        "first loss": _finite(losses[min(losses)]) if losses else None,
-        "last loss": _finite(losses[max(losses)]) if losses else None,
+        "first loss": json_number(losses[min(losses)]) if losses else None,
+        "last loss": json_number(losses[max(losses)]) if losses else None,
         "peak memory": max((size for track in history.tracks for size in track.peak_bytes.values()), default=None),
         "skipped updates": len({step for track in history.tracks for step in track.vetoed}),
         "incidents": len(history.incidents),
@@ -88,13 +89,9 @@ def _parting(first: JobHistory, second: JobHistory) -> dict[str, Any]:
         "common_steps": len(common),
         "first_difference_at_step": parted,
         "last_common_step": last,
-        "last_common_losses": None if last is None else [_finite(one[last]), _finite(two[last])],
+        "last_common_losses": None if last is None else [json_number(one[last]), json_number(two[last])],
     }
 
 
 def _is_same(one: float, two: float) -> bool:
     return math.isclose(one, two, rel_tol=_SAME) or (math.isnan(one) and math.isnan(two))
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

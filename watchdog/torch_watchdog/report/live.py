@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.phrases import count, one_line
-from torch_watchdog.report.text import Line
+from torch_watchdog.report.text import Line, duration
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
 __all__ = ["live_lines"]
@@ -47,7 +47,7 @@ def _slowest(ranks: Sequence[RankStatus]) -> str:
     slow = max(known, key=lambda rank: rank.step_time_s or 0)
     typical = median(rank.step_time_s or 0 for rank in known)
     behind = min(known, key=lambda rank: rank.last_step or 0)
-    text = f"median step {_ms(typical)}, slowest rank {slow.rank} with {_ms(slow.step_time_s)}"
+    text = f"median step {_step_time(typical)}, slowest rank {slow.rank} with {_step_time(slow.step_time_s)}"
     return text + f", furthest behind rank {behind.rank} at step {behind.last_step}{_updates(behind)}"
 
 
@@ -57,8 +57,8 @@ def _updates(rank: RankStatus) -> str:
     return "" if known is None or known == (rank.last_step or 0) + 1 else f" ({count(known, 'update')})"
 
 
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+def _step_time(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
 
 
 def _rank_lines(ranks: Sequence[RankStatus], now_s: float) -> list[Line]:
@@ -71,9 +71,7 @@ def _rank_line(rank: RankStatus, now_s: float, typical_s: float) -> Line:
     loss = "" if rank.loss is None else f"{rank.loss:.4g}"
     step = "" if rank.last_step is None else str(rank.last_step)
     silent_s = None if rank.last_seen_s is None else max(0.0, now_s - rank.last_seen_s)
-    text = (
-        f"{rank.rank:>6}  {one_line(rank.node)[:15]:<16}{rank.phase:<8}{step:>9}  {loss:>10}  {_ms(rank.step_time_s):>10}  {_ago(silent_s)}"
-    )
+    text = f"{rank.rank:>6}  {one_line(rank.node)[:15]:<16}{rank.phase:<8}{step:>9}  {loss:>10}  {_step_time(rank.step_time_s):>10}  {_ago(silent_s)}"
     return [(text, _style(rank, silent_s, typical_s))]
 
 
@@ -108,7 +106,7 @@ def _node_line(node: str, ranks: Sequence[RankStatus], now_s: float) -> Line:
     span = "" if not steps else str(steps[0]) if min(steps) == max(steps) else f"{min(steps)}..{max(steps)}"
     slowest = max((rank.step_time_s or 0 for rank in ranks), default=0)
     seen = max((rank.last_seen_s or 0 for rank in ranks), default=0)
-    text = f"{one_line(node)[:15]:<16}{len(ranks):>7}{alive:>7}  {span:>19}  {_ms(slowest or None):>10}  {_ago(now_s - seen if seen else None)}"
+    text = f"{one_line(node)[:15]:<16}{len(ranks):>7}{alive:>7}  {span:>19}  {_step_time(slowest or None):>10}  {_ago(now_s - seen if seen else None)}"
     return [(text, "" if alive == len(ranks) else "bold red")]
 
 

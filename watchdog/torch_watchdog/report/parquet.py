@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_watchdog.errors import MissingExtraError
 from torch_watchdog.report.history import JobHistory
-from torch_watchdog.report.steps import RankTrack
+from torch_watchdog.report.steps import RankTrack, in_seconds
 
 __all__ = ["write_parquet"]
 
@@ -70,15 +70,11 @@ def _columns(track: RankTrack, history: JobHistory) -> dict[str, list[Any]]:
         "step": steps,
         "updates_before": [before.get(step) for step in steps],
         "time": [track.time_ns[step] for step in steps],
-        "step_s": [_seconds(track.duration_ns.get(step)) for step in steps],
-        "loader_s": [_seconds(loader.get(step)) for step in steps],
-        "forward_s": [_seconds(forward.get(step)) for step in steps],
-        "update_s": [_seconds(track.update_ns.get(step)) for step in steps],
+        "step_s": [in_seconds(track.duration_ns.get(step)) for step in steps],
+        "loader_s": [in_seconds(loader.get(step)) for step in steps],
+        "forward_s": [in_seconds(forward.get(step)) for step in steps],
+        "update_s": [in_seconds(track.update_ns.get(step)) for step in steps],
         **{name: [getattr(track, name).get(step) for step in steps] for name in ("loss", "grad_norm", "allocated_bytes", "peak_bytes")},
         "vetoed": [step in track.vetoed for step in steps],
         "evaluation_before": [step in track.evaluated for step in steps],
     }
-
-
-def _seconds(value_ns: int | None) -> float | None:
-    return None if value_ns is None else value_ns / 1e9

@@ -15,7 +15,7 @@ from typing import Any
 from torch_watchdog.phrases import one_line, who
 from torch_watchdog.report.counting import told
 from torch_watchdog.report.history import JobHistory
-from torch_watchdog.report.steps import Batch, RankTrack
+from torch_watchdog.report.steps import Batch, RankTrack, json_number
 
 __all__ = ["MAX_EVENTS", "Thinning", "thinning", "trace_events", "trace_metadata"]
 
@@ -157,7 +157,7 @@ def _steps(track: RankTrack, places: _Places, kept: Thinning, named: set[int]) -
         arguments = {
             "step": step,
             "updates_before": before.get(step),
-            "loss": _number(track.loss.get(step)),
+            "loss": json_number(track.loss.get(step)),
             "vetoed": step in track.vetoed,
         }
         name = f"step {step}, no update" if step in track.vetoed else f"step {step}"
@@ -203,10 +203,6 @@ def _mib(size_bytes: int | None) -> float | None:
 
 def _counter(name: str, pid: int, time_us: float, value: float) -> Event:
     return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": time_us, "args": {"value": value}}
-
-
-def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _gpus(history: JobHistory, places: _Places, kept: Thinning) -> Iterator[Event]:

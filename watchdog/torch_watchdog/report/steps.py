@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch_watchdog_proto.messages import StepBlock
 
-__all__ = ["Batch", "RankTrack", "as_json", "json_number", "tracks"]
+__all__ = ["Batch", "RankTrack", "as_json", "in_seconds", "json_number", "tracks"]
 
 
 class Batch(NamedTuple):
@@ -146,9 +146,9 @@ def as_json(track: RankTrack) -> dict[str, Any]:
         "updates_before": [before.get(step) for step in steps],
         "time_s": [track.time_ns[step] / 1e9 for step in steps],
         "step_s": [track.duration_ns[step] / 1e9 for step in steps],
-        "loader_s": [_seconds(loader.get(step)) for step in steps],
-        "forward_s": [_seconds(forward.get(step)) for step in steps],
-        "update_s": [_seconds(track.update_ns.get(step)) for step in steps],
+        "loader_s": [in_seconds(loader.get(step)) for step in steps],
+        "forward_s": [in_seconds(forward.get(step)) for step in steps],
+        "update_s": [in_seconds(track.update_ns.get(step)) for step in steps],
         "peak_bytes": [track.peak_bytes.get(step) for step in steps],
         "grad_norm": [json_number(track.grad_norm.get(step)) for step in steps],
         "loss": [json_number(track.loss.get(step)) for step in steps],
@@ -157,9 +157,10 @@ def as_json(track: RankTrack) -> dict[str, Any]:
     }
 
 
-def _seconds(value_ns: int | None) -> float | None:
+def in_seconds(value_ns: int | None) -> float | None:
     return None if value_ns is None else value_ns / 1e9
 
 
 def json_number(value: float | None) -> float | str | None:
+    """JSON has no NaN and no infinity: these are strings."""
     return value if value is None or math.isfinite(value) else str(value)

@@ -17,7 +17,7 @@ from torch_watchdog.report.counting import told, updates_beside
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
 
-__all__ = ["Line", "folded", "plain", "render_comparison", "render_timeline"]
+__all__ = ["Line", "duration", "folded", "plain", "render_comparison", "render_timeline"]
 
 Line: TypeAlias = list[tuple[str, str]]  # words and the style that a terminal gives them ("" for none)
 
@@ -166,7 +166,7 @@ def _figures(track: RankTrack) -> str:
     if losses:
         parts.append(f"loss {_short(losses[0])} to {_short(losses[-1])}")
     if track.median_step_s is not None:
-        parts.append(_duration(track.median_step_s))
+        parts.append(duration(track.median_step_s))
     return ", ".join(parts)
 
 
@@ -174,7 +174,8 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else str(value)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Of a step: `4.95 ms`, `1.2 s`."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -235,7 +236,7 @@ def _figure(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if name == "median step":
-        return _duration(value)
+        return duration(value)
     if name == "waiting for data":
         return f"{value:.1%}"
     if name == "peak memory":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from torch_watchdog.rules.named import out_of
 from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import STEPS, View
@@ -69,9 +70,9 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
 def _of_most(view: View, found: Sequence[_Risen], risen: int, settings: Settings) -> Sign:
     """One finding, for what most ranks have in common is no single one's fault; of hundreds of ranks chance keeps one or the other below its limit."""
     ranks = len(view.ranks)
-    every, who = ("every rank", f"all {ranks} ranks") if risen == ranks else ("most ranks", f"{risen} of {ranks} ranks")
-    lowest = min(found, key=lambda one: one.lowest)
-    sign = _sign(None, who, lowest, settings, f"the loss of {every} rose at once: the update, the learning rate or the data as a whole")
+    every = "every rank" if risen == ranks else "most ranks"
+    cause = f"the loss of {every} rose at once: the update, the learning rate or the data as a whole"
+    sign = _sign(None, out_of(risen, ranks), min(found, key=lambda one: one.lowest), settings, cause)
     return sign if risen == ranks else replace(sign, affected=tuple(sorted(view.ranks[one.row] for one in found)))
 
 

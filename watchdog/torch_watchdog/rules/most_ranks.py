@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from torch_watchdog.rules.named import out_of
 from torch_watchdog.rules.sign import Sign
 
 __all__ = ["FEW", "of_most", "together"]
@@ -33,12 +34,11 @@ def of_most(subject: str) -> tuple[None, str]:
 
 def _one_of(alike: Sequence[Sign], ranks: int) -> Sign:
     first = min(alike, key=lambda sign: sign.rank or 0)
-    who = f"all {ranks} ranks" if len(alike) == ranks else f"{len(alike)} of {ranks} ranks"
     return replace(
         first,
         rank=None,
         subject=of_most(first.subject)[1],
         affected=tuple(sorted(sign.rank for sign in alike if sign.rank is not None)),
-        said=f"{who}, as {first.said}",
+        said=f"{out_of(len(alike), ranks)}, as {first.said}",
         cause=f"most ranks at once: what they share is the reason (storage, data, code), not one of them. Of one of them: {first.cause}",
     )

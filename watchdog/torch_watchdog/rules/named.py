@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["named"]
+__all__ = ["named", "out_of"]
 
 _MOST = 8
 
@@ -17,3 +17,8 @@ def named(ranks: Sequence[int]) -> str:
     if more <= 0:
         *shown, last = shown
     return f"ranks {', '.join(shown)} and {f'{more} more' if more > 0 else last}"
+
+
+def out_of(number: int, ranks: int) -> str:
+    """`all 8 ranks`, or `5 of 8 ranks`."""
+    return f"all {ranks} ranks" if number == ranks else f"{number} of {ranks} ranks"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torch_watchdog.rules.named import out_of
 from torch_watchdog.rules.settings import Timing, at_least
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import STEPS, View
@@ -51,7 +52,7 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
 
 
 def _who(fallen: int, rank: int, ranks: int) -> str:
-    return f"rank {rank}" if fallen == 1 else f"all {ranks} ranks" if fallen == ranks else f"{fallen} of {ranks} ranks"
+    return f"rank {rank}" if fallen == 1 else out_of(fallen, ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
-from torch_watchdog.rules.windows import medians
+from torch_watchdog.rules.windows import medians, of_others
 
 __all__ = ["RULE", "Settings"]
 
@@ -48,7 +48,7 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
         return  # nobody waits: most looks end here
     recent, before = medians(waits), view.first_loader_s[rows]
     step_s = medians(view.step_s.ordered(rows)[:, -_RECENT:])
-    others = recent[::-1] if len(rows) == 2 else np.full(len(rows), np.median(recent))
+    others = of_others(recent)
     slower = (recent > settings.times * before) | ((recent > settings.times * others) if len(rows) > 1 else False)
     for at in np.flatnonzero((recent >= settings.least_s) & (recent >= settings.share * step_s) & slower):
         than = f", the median rank waits {1e3 * others[at]:.0f} ms" if len(rows) > 1 else ""

@@ -14,7 +14,7 @@ import numpy as np
 from torch_watchdog.rules.settings import Timing, at_least, share_of
 from torch_watchdog.rules.sign import About, Rule, Sign
 from torch_watchdog.rules.streams import View
-from torch_watchdog.rules.windows import Floats, medians, quartiles
+from torch_watchdog.rules.windows import Floats, medians, of_others, quartiles
 
 __all__ = ["RULE", "Settings"]
 
@@ -47,17 +47,12 @@ def judge(view: View, settings: Settings) -> Iterable[Sign]:
         return
     own, sizes = view.own_s.unordered(rows), view.sizes.unordered(rows)
     by = (np.ones(1), _inverse(sizes), _inverse(sizes) ** 2)  # by the step, by the element, by the element squared
-    usual = [_of_others(medians(own * inverse)) for inverse in by]
+    usual = [of_others(medians(own * inverse)) for inverse in by]
     slow: Floats = np.ones(len(rows), bool)
     for inverse, others in zip(by, usual, strict=True):
         slow &= quartiles(own * inverse) > settings.ratio * others  # what most of its steps pass
     for at in np.flatnonzero(slow):
         yield from _told(view, int(rows[at]), float(np.median(own[at])), float(usual[0][at]), settings)
-
-
-def _of_others(usual: Floats) -> Floats:
-    """What each rank is held against: of two the other, of more the one in the middle."""
-    return usual[::-1] if len(usual) == 2 else np.full(len(usual), np.median(usual))
 
 
 def _inverse(sizes: Floats) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Floats", "Ints", "Windows", "grown", "medians", "quartiles"]
+__all__ = ["Floats", "Ints", "Windows", "grown", "medians", "of_others", "quartiles"]
 
 Floats: TypeAlias = Any  # arrays of numpy; its types are too many for a checker that is to be quick
 Ints: TypeAlias = Any
@@ -98,6 +98,11 @@ def quartiles(matrix: Floats) -> Floats:
     """A quarter of each line is at most this. No NaN."""
     at = matrix.shape[1] // 4
     return np.partition(matrix, at, axis=1)[:, at]
+
+
+def of_others(values: Floats) -> Floats:
+    """What each value is held against: of two the other, of more the one in the middle."""
+    return values[::-1] if len(values) == 2 else np.full(len(values), np.median(values))
 
 
 def _turns(rows: Ints) -> Ints:

@@ -6,14 +6,13 @@ Pure: operations in, a JSON object out.
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
-import json
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch_watchdog.alerts.alert import Alert
+from torch_watchdog.store.shapes import incident_schema
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderAnswer, RankStatus
 
@@ -116,8 +115,7 @@ def _alert_schema() -> dict[str, Any]:
 
 
 def _incident_schema() -> dict[str, Any]:
-    text = importlib.resources.files("torch_watchdog_proto").joinpath("incident.schema.json").read_text(encoding="utf-8")
-    return {name: value for name, value in json.loads(text).items() if name != "$schema"}
+    return {name: value for name, value in incident_schema().items() if name != "$schema"}
 
 
 def _of_dataclass(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
