@@ -63,9 +63,6 @@ class MadeUp:
     def clock(self) -> float:
         return self.now_s
 
-    def ready(self) -> None:
-        return None
-
     def job(self, name: str) -> JobStatus:
         return self._status
 
@@ -74,9 +71,6 @@ class MadeUp:
 
     def is_live(self, name: str) -> bool:
         return name == "big"
-
-    async def past_jobs(self) -> tuple[tuple[JobStatus, ...], int]:
-        return (), 0
 
     def incidents(self, name: str) -> tuple[Any, ...]:
         return ()

@@ -1,8 +1,9 @@
 """Nodes of one job, as many as are asked for, over real gRPC streams: each sends a report of its ranks' newest steps a second, or as
 far apart as the daemon wants it.
 
-`simulated_nodes.py ADDRESS FIRST LAST RANKS_PER_NODE SECONDS`, a process of its own for scale.py: what it takes must not count as the daemon's. Prints a line
-of JSON a second: reports sent and acked, and how long acks took. A line `xid NODE` on its input makes that node report an Xid of its first rank's GPU.
+`simulated_nodes.py ADDRESS FIRST LAST RANKS_PER_NODE SECONDS WORLD_SIZE`, a process of its own for scale.py: what it takes must not count as the daemon's.
+Prints a line of JSON a second: reports sent and acked, and how long acks took. A line `xid NODE` on its input makes that node report an Xid of its
+first rank's GPU.
 """
 
 from __future__ import annotations
