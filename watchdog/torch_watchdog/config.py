@@ -278,12 +278,13 @@ def _is_bound(value: Any) -> bool:
     return all(type(number) is int for number in value.values()) and value.get("low", 0) <= value.get("high", float("inf"))
 
 
+# What a person writes is shorter than what we call it.
 _FIELDS = {
     "alert": "alerts",
     "dir": "directory",
     "grace": "grace_s",
     "signal_grace": "signal_grace_s",
-}  # what a person writes is shorter than what we call it
+}
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "policy": _policy,
     "daemon": _daemon,

@@ -142,11 +142,10 @@ class Open:
         return 0.0 if line.took or is_decided else self.since_s + _FIRST_WORD_AFTER_S
 
     def _escalates_at(self, route: Route) -> float | None:
-        told = [
-            line.first_took_s for line in self.lines.values() if line.took
-        ]  # not the newest: who is told again and again would never be passed over
         if self._escalated or route.escalate_after_s is None or self.alert.resolved or self.alert.acknowledged_by:
             return None
+        # The first word each was told, not the newest: who is told again and again would never be passed over.
+        told = [line.first_took_s for line in self.lines.values() if line.took]
         return min(told, default=self.since_s + _FIRST_WORD_AFTER_S) + route.escalate_after_s  # a pager that is away answers nobody either
 
     # On disk

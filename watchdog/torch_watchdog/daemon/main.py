@@ -132,9 +132,8 @@ def _open_store(config: DaemonConfig, say: Callable[[str], None]) -> FleetStore 
 def _open_index(config: DaemonConfig) -> BlockIndex | None:
     if config.index_file is None:
         return None
-    from torch_watchdog.store.index import (
-        BlockIndex,
-    )  # here, because SQLAlchemy takes longer to load than all the rest, and a launch has no index
+    # Here, because SQLAlchemy takes longer to load than all the rest, and a launch has no index.
+    from torch_watchdog.store.index import BlockIndex
 
     return BlockIndex.open(config.index_file)
 
@@ -201,7 +200,6 @@ async def _keep_time(ingest: Ingest, wake: asyncio.Event, clock: Callable[[], fl
         deadline = ingest.next_deadline()
         sleep_s = _LONGEST_SLEEP_S if deadline is None else min(_LONGEST_SLEEP_S, max(0.01, deadline - clock()))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(
-                sleep_s
-            ):  # not wait_for: before Python 3.12 it loses a cancellation that comes together with the event
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+            async with asyncio.timeout(sleep_s):
                 await wake.wait()

@@ -77,9 +77,8 @@ class Ending:
         if (failed or self._left_a_failure) and bad_batch:
             return m.EXIT_BAD_DATA
         if not failed and self._left_a_failure:
-            return (
-                m.EXIT_FAILED
-            )  # the first failure's own status looks like a good one (256, or an early 0), and keepers say 0 of those that left
+            # The first failure's own status looks like a good one (256, or an early 0), and keepers say 0 of those that left.
+            return m.EXIT_FAILED
         return of_health if failed and not observed else None
 
     def lines(self) -> Iterable[str]:

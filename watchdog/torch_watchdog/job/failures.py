@@ -168,9 +168,8 @@ class FailureWatch:
         """Those that the rank which gave a collective up had waited for, by where they were then."""
         if not any(gave_up(end.text) for end in self._failed()):
             return []
-        spoke = {
-            end.rank for end in self._ends.values() if end.text or end.ended_ns
-        } - self._elsewhere.keys()  # since: neither silent nor elsewhere
+        # Those that have spoken since: neither silent nor elsewhere.
+        spoke = {end.rank for end in self._ends.values() if end.text or end.ended_ns} - self._elsewhere.keys()
         whys = {rank: self._elsewhere.get(rank) or self._silence(rank) for rank in sorted(self._asked - self._places.keys() - spoke)}
         found = None if whys else split(list(self._places.values()))
         if found is not None:

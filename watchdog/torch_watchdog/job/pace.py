@@ -17,9 +17,8 @@ class PaceWatch:
     """One attempt's batches without a backward."""
 
     def __init__(self) -> None:
-        self._without: dict[
-            int, dict[int, int]
-        ] = {}  # rank -> step -> batches; only ranks that have any: a job has thousands that have none
+        # Rank -> step -> batches; only ranks that have any: a job has thousands that have none.
+        self._without: dict[int, dict[int, int]] = {}
         self._seen: dict[int, int] = {}  # rank -> newest step
         self._with: set[int] = set()  # ranks whose backwards are seen at all
 

@@ -38,10 +38,8 @@ AGENT_VARIABLE = "TORCH_WATCHDOG_AGENT"
 LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "torchx", "ray", "composer", "colossalai"}
 )
-ACCELERATE_LAUNCH = frozenset(
-    {"accelerate-launch", "accelerate.commands.launch"}
-)  # by themselves; others with the word `launch` after them
-ACCELERATE = frozenset({"accelerate", "accelerate.commands.accelerate_cli"})
+ACCELERATE_LAUNCH = frozenset({"accelerate-launch", "accelerate.commands.launch"})  # these by themselves
+ACCELERATE = frozenset({"accelerate", "accelerate.commands.accelerate_cli"})  # and these with the word `launch` after them
 Starter: TypeAlias = Literal["itself", "accelerate", "another"]
 LAUNCHER_MODULES = frozenset(
     {

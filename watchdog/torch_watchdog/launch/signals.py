@@ -55,9 +55,8 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: set[i
 
     posix_spawn, not fork: gRPC's threads are running, and nothing of ours may run in the child.
     """
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in ignored
-    }  # as the child finds it; here they are blocked and waited for
+    # The child inherits that they are ignored; here they are blocked and waited for.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
     try:
         return os.posix_spawnp(command[0], list(command), environment, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
     finally:

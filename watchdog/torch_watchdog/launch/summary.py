@@ -37,6 +37,7 @@ __all__ = [
 
 Incident = Mapping[str, Any]
 
+# Of a JobEnd, under `end` in job.json.
 END_FIELDS = (
     "stopped_by_us",
     "ranks_expected",
@@ -49,7 +50,7 @@ END_FIELDS = (
     "restores",
     "signalled",
     "standstill",
-)  # of a JobEnd, under `end` in job.json
+)
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}  # a word that is not known here is taken for the gravest
 _LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
 _CALL_RESTORE = (

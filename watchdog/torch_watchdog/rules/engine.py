@@ -66,9 +66,8 @@ class Engine:
         if self._next is None or (now < self._next and not at_end):
             return ()
         self._looked, self._next = now, None
-        with np.errstate(
-            all="ignore"
-        ):  # where a rank has no number yet there is NaN; a word of numpy's on somebody's terminal helps nobody
+        # Where a rank has no number yet there is NaN; a word of numpy's on somebody's terminal helps nobody.
+        with np.errstate(all="ignore"):
             findings = [finding for _ in self._view.take_waiting() for finding in self._looks(now, each_stretch=True)]
             findings += self._looks(now, each_stretch=False)
         self._view.looked()
@@ -113,9 +112,8 @@ class _Watched:
         seen = {(sign.rank, sign.subject): sign for sign in self._judged(view)}
         hold_s = max(self._settings.hold_s, _CROWD_S if self._rule.each_rank and len(seen) > FEW else 0.0)
         for subject in seen:
-            has_room = len(self._alerts) < _MAX_ALERTS or (
-                self._rule.each_rank and subject[0] is None
-            )  # that of most says what the others would
+            says_what_the_others_would = self._rule.each_rank and subject[0] is None
+            has_room = len(self._alerts) < _MAX_ALERTS or says_what_the_others_would
             if subject not in self._alerts and has_room:
                 self._alerts[subject] = Alert(hold_s=hold_s, keep_s=self._settings.keep_s)
         for subject, alert in self._alerts.items():

@@ -24,9 +24,8 @@ class BackgroundWriter:
     """Runs works in the order in which they were given. `say` gets a line when writes begin to be lost and when they no longer are, once a minute at most."""
 
     def __init__(self, *, max_pending: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, Done | None] | None] = (
-            queue.SimpleQueue()
-        )  # thousands of writes a second: Queue's locks are in Python
+        # Not a Queue, whose locks are in Python: thousands of writes come in a second.
+        self._queue: queue.SimpleQueue[tuple[Work, Done | None] | None] = queue.SimpleQueue()
         self._max_pending = max_pending
         self._say, self._clock = say, clock
         self._said_s = self._lost_s = -math.inf

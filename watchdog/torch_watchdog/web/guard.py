@@ -19,16 +19,8 @@ from torch_watchdog.web.access import Access, Role
 __all__ = ["COOKIE", "OPEN", "Guard"]
 
 COOKIE = "torch-watchdog-session"
-OPEN = (
-    "/healthz",
-    "/readyz",
-    "/login",
-    "/favicon.ico",
-    "/apple-touch-icon",
-    "/robots.txt",
-    "/static/",
-    "/runbooks/",
-)  # no token: nothing of any job
+# They ask for no token, and tell nothing of any job.
+OPEN = ("/healthz", "/readyz", "/login", "/favicon.ico", "/apple-touch-icon", "/robots.txt", "/static/", "/runbooks/")
 _FOR_PROGRAMS = ("/api/", "/metrics")  # of which some say that they take HTML, and would take a login page for an answer
 _MAX_BODY_BYTES = 64 << 10
 _READS = ("GET", "HEAD")
