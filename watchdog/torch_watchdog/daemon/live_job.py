@@ -29,7 +29,7 @@ from torch_watchdog.job.events import (
     WriteStacks,
 )
 from torch_watchdog.job.job import Job
-from torch_watchdog.numbers import load_numpy
+from torch_watchdog.numpy_loading import load_numpy
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.job_files import JobFiles
 from torch_watchdog.store.record import Record, event_record, json_record, report_record, stacks_record

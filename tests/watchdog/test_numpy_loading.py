@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import os, sys
-from torch_watchdog.numbers import load_numpy
+from torch_watchdog.numpy_loading import load_numpy
 load_numpy()
 threads = next(line for line in open("/proc/self/status") if line.startswith("Threads"))
 print("numpy" in sys.modules, threads.split()[1], os.environ.get("OPENBLAS_NUM_THREADS"))
