@@ -156,10 +156,13 @@ def _text(value: Any) -> str:
     raise ValueError("must be a text of one line")
 
 
-def _policy(value: Any) -> str:
-    if value in typing.get_args(Policy):
-        return str(value)
-    raise ValueError(f"must be one of {', '.join(typing.get_args(Policy))}")
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value in words:
+            return str(value)
+        raise ValueError(f"must be one of {', '.join(words)}")
+
+    return check
 
 
 def _daemon(value: Any) -> str:
@@ -202,7 +205,7 @@ def _folder(value: Any) -> Path:
     return Path(value if isinstance(value, Path) else _text(value))
 
 
-def _grace(value: Any) -> float:
+def _seconds(value: Any) -> float:
     try:
         seconds = float("" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
@@ -212,13 +215,7 @@ def _grace(value: Any) -> float:
     raise ValueError(f"must be a number of seconds, more than 0 and at most {LONGEST_GRACE_S}")
 
 
-def _on_signal(value: Any) -> str:
-    if value in typing.get_args(OnSignal):
-        return str(value)
-    raise ValueError(f"must be one of {', '.join(typing.get_args(OnSignal))}")
-
-
-def _keeper(value: Any) -> bool:
+def _yes_or_no(value: Any) -> bool:
     word = str(value).lower()
     if word in ("true", "1", "yes", "on"):
         return True
@@ -286,18 +283,18 @@ _FIELDS = {
     "signal_grace": "signal_grace_s",
 }
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "policy": _policy,
+    "policy": _one_of(*typing.get_args(Policy)),
     "daemon": _daemon,
     "job": _job,
     "dir": _folder,
-    "grace": _grace,
-    "keeper": _keeper,
-    "device_gate": _keeper,
-    "bundles": _keeper,
-    "watch_modules": _keeper,
-    "watch_gradients": _keeper,
-    "on_signal": _on_signal,
-    "signal_grace": _grace,
+    "grace": _seconds,
+    "keeper": _yes_or_no,
+    "device_gate": _yes_or_no,
+    "bundles": _yes_or_no,
+    "watch_modules": _yes_or_no,
+    "watch_gradients": _yes_or_no,
+    "on_signal": _one_of(*typing.get_args(OnSignal)),
+    "signal_grace": _seconds,
     "web": _web,
     "alert": _alert,
     "resume": _resume,
