@@ -6,18 +6,17 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from torch_watchdog.cli.options import settings
+from torch_watchdog.config import LaunchConfig
+from torch_watchdog.daemon.config import AlertsConfig, Certificate, DaemonConfig
 from torch_watchdog.daemon.settings import ServeSettings, kinds_of_nothing, load_settings
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.say import say
 from torch_watchdog_proto.loops import quiet_grpc
-
-if TYPE_CHECKING:
-    from torch_watchdog.daemon.config import Certificate
 
 __all__ = ["command"]
 
@@ -77,14 +76,11 @@ def command(context: click.Context, /, port: int, host: str, settings_file: Path
     for line in kinds_of_nothing(file):
         say(f"{settings_file}, {line}")
     if check:
-        click.echo(f"{settings_file}: {_told(file)}")
-        if settings_file is not None and settings_file.stat().st_mode & 0o077:
-            say(f"{settings_file} holds secrets, and others may read it: chmod 600")
+        _say_checked(settings_file, file)
         return
     if config.alerts and file.alerts is not None:
         raise ConfigError("--alert", f"{settings_file} names receivers already: add this one there, with its route")
     with quiet_grpc():
-        from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
         from torch_watchdog.daemon.embedded import EmbeddedDaemon
         from torch_watchdog.daemon.token import TOKEN_FILE, kept_token, new_token
         from torch_watchdog.store.run_directory import make_folder
@@ -98,7 +94,20 @@ def command(context: click.Context, /, port: int, host: str, settings_file: Path
         raise ConfigError(
             "--host", f"a port that other machines reach needs {TOKEN_FILE} to name a file with the token that they have, too"
         )
-    known = DaemonConfig(
+    known = _daemon_config(config, file, listen=listen, token=token, given=given)
+    with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ) as token_file:
+        say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
+        for url in daemon.addresses[1:]:
+            say(f"page and API at {url}, metrics at {url}metrics: all ask for the daemon's token, which lies in {token_file}")
+        number = signal.sigwait(ends)
+        say(f"{signal.Signals(number).name}: flushing and closing")
+
+
+def _daemon_config(
+    config: LaunchConfig, file: ServeSettings, *, listen: tuple[str, ...], token: str, given: Mapping[str, Any]
+) -> DaemonConfig:
+    """Of the options, and of the file where an option does not say it. Raises ConfigError."""
+    return DaemonConfig(
         runs_dir=config.directory,
         listen=listen,
         index_file=_index_file(os.environ),
@@ -115,12 +124,12 @@ def command(context: click.Context, /, port: int, host: str, settings_file: Path
         max_jobs=file.max_jobs,
         reports_per_s=file.reports_per_s,
     )
-    with EmbeddedDaemon(known) as daemon, kept_token(token, daemon.addresses[0], os.environ) as token_file:
-        say(f"daemon at {daemon.addresses[0]}, runs in {config.directory}: launch with `watchdog --daemon {daemon.addresses[0]} ...`")
-        for url in daemon.addresses[1:]:
-            say(f"page and API at {url}, metrics at {url}metrics: all ask for the daemon's token, which lies in {token_file}")
-        number = signal.sigwait(ends)
-        say(f"{signal.Signals(number).name}: flushing and closing")
+
+
+def _say_checked(settings_file: Path | None, file: ServeSettings) -> None:
+    click.echo(f"{settings_file}: {_told(file)}")
+    if settings_file is not None and settings_file.stat().st_mode & 0o077:
+        say(f"{settings_file} holds secrets, and others may read it: chmod 600")
 
 
 def _told(file: ServeSettings) -> str:
@@ -132,8 +141,6 @@ def _told(file: ServeSettings) -> str:
 
 
 def _certificate(cert: Path | None, key: Path | None) -> Certificate | None:
-    from torch_watchdog.daemon.config import Certificate
-
     if (cert is None) != (key is None):
         raise ConfigError("--cert", "--cert and --key belong together")
     return None if cert is None or key is None else Certificate(certificate_file=cert, key_file=key)
