@@ -21,6 +21,7 @@ from pathlib import Path
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.token import TOKEN_FILE, named_authority, named_token, new_token, token_for
 from torch_watchdog.errors import DaemonRefusedError, DaemonUnreachableError, NoTokenError, UnknownJobError
+from torch_watchdog.launch.places import make_private
 from torch_watchdog.launch.rendezvous import Rendezvous, accelerate_file
 from torch_watchdog.store.run_directory import write_json
 from torch_watchdog_proto import __version__
@@ -76,7 +77,7 @@ class Meeting:
         if self._has_named_token:
             yield address
             return
-        _make_private(self._file.parent)
+        make_private(self._file.parent, parents=True)
         write_json(self._file, {"address": address, "token": token}, mode=0o600)
         try:
             yield address
@@ -194,13 +195,6 @@ def shared_token(directory: Path, address: str) -> str | None:
     """The token that the host at `address` left in DIR, for a person's command on another machine."""
     left = [shared_address(file) for file in (directory / FOLDER).glob("*.json")]
     return next((found[1] for found in left if found is not None and found[0] == address), None)
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{folder} is not a folder that only this user can enter")
 
 
 _SETTING = re.compile(r"""^\s*["']?(\w+)["']?\s*:\s*["']?([^"',#]*?)["']?\s*,?\s*$""")

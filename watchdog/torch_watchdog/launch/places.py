@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["find_in_runtime_dir", "here", "open_ring_dir", "open_runtime_dir"]
+__all__ = ["find_in_runtime_dir", "here", "make_private", "open_ring_dir", "open_runtime_dir"]
 
 MAX_RUNTIME_PATH = 70  # a unix socket's path ends at 107 bytes, and names of sockets are still to come
 MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory, not a place for temporary files
@@ -90,7 +90,8 @@ def _create_first(session: str, parents: list[Path]) -> tuple[Path, int]:
 
 
 def _create(session: str, parent: Path) -> tuple[Path, int]:
-    base = _private_base(parent)
+    base = _base(parent)
+    make_private(base)
     path = base / session
     if len(os.fsencode(path)) > MAX_RUNTIME_PATH:
         raise OSError(f"{path} is too long for a unix socket")
@@ -103,21 +104,19 @@ def _create(session: str, parent: Path) -> tuple[Path, int]:
         os.close(gate)
 
 
-def _private_base(parent: Path) -> Path:
-    """Ours alone: in a folder that all can write to, somebody may have made it before us."""
-    base = _base(parent)
-    base.mkdir(mode=0o700, exist_ok=True)
-    if not _is_private(base):
-        raise PermissionError(f"{base} is not a folder that only this user can enter")
-    return base
+def make_private(folder: Path, *, parents: bool = False) -> None:
+    """Ours alone: in a folder that all can write to, somebody may have made it before us. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=parents, exist_ok=True)
+    if not _is_private(folder):
+        raise PermissionError(f"{folder} is not a folder that only this user can enter")
 
 
 def _base(parent: Path) -> Path:
     return parent / f"torch-watchdog-{os.getuid()}"
 
 
-def _is_private(base: Path) -> bool:
-    found = base.lstat()
+def _is_private(folder: Path) -> bool:
+    found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
 
 
