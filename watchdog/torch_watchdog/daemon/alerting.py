@@ -184,8 +184,7 @@ class Alerting:
             self._silent(found, self._clock(), stands=True)
 
     def _silent(self, found: Silent, now: float, *, stands: bool = False) -> None:
-        page = self._page(found.job, "").removesuffix("/incidents/") if self.page_url else None  # type: ignore[union-attr]
-        runbook = self._runbook(JOB_SILENT)
+        page, runbook = self._job_page(found.job), self._runbook(JOB_SILENT)
         alert = silence_alert(found, silent_s=self._config.silent_s, now=now, page=page, runbook=runbook, daemon=self.address)
         self.desk.raised(alert, now, stands=stands)
         self._changed()
@@ -238,7 +237,10 @@ class Alerting:
         )  # fmt: skip
 
     def _page(self, job: str, incident: str) -> str | None:
-        return f"{self.page_url.rstrip('/')}/jobs/{job}/incidents/{incident}" if self.page_url else None
+        return f"{self._job_page(job)}/incidents/{incident}" if self.page_url else None
+
+    def _job_page(self, job: str) -> str | None:
+        return f"{self.page_url.rstrip('/')}/jobs/{job}" if self.page_url else None
 
     def _runbook(self, kind: str) -> str | None:
         if self._config.runbook_url:

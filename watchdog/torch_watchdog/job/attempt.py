@@ -349,12 +349,12 @@ class Attempt:
 
     def _name(self, first: FirstFailure, now: float) -> list[Effect]:
         """The incident at once: who is on call must not wait for the others' saving."""
-        self._first = first
-        if any(end.hung for end in first.culprits):
+        self._first, stood_still = first, any(end.hung for end in first.culprits)
+        if stood_still:
             self.ending.stood_still(desync=bool(first.culprits[0].desync))
         changed, is_new = self._shared.casebook.failed(first, self.ranks, now)
         told: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
-        if any(end.hung for end in first.culprits):
+        if stood_still:
             told.append(WriteStacks(incident_id=changed["id"], text=self._stacks or self._failures.stacks))
         if not is_new:
             return told

@@ -26,7 +26,7 @@ class Health:
 
     def __init__(self, *, codes: Mapping[int, XidCode], changes: Mapping[str, Mapping[str, Any]]) -> None:
         self._codes, self._changes = codes, changes
-        self._failure: str | None = None
+        self._failure: str | None = None  # why the rules have ended, "" once that was told
         self.begin_attempt()
 
     def begin_attempt(self) -> None:

@@ -151,7 +151,7 @@ class Job:
         return (self._event(now, "node.joined", text=text, node=hello.node, run_dir=hello.run_dir),)
 
     def _on_away(self, node: str, now: float) -> tuple[Effect, ...]:
-        if self._nodes.get(node, self) is not None:
+        if node not in self._nodes or self.has_left(node):
             return ()
         self._away.add(node)
         gone = self._event(now, "node.away", text=f"node {node} cannot be reached any more: its ranks go on unwatched", node=node)
@@ -200,7 +200,7 @@ class Job:
         return (*self._attempt.gone(gone.rank, gone.pid, now), *self._judge(now))
 
     def _on_left(self, event: NodeLeft, now: float) -> tuple[Effect, ...]:
-        if self._nodes.get(event.node) is not None:
+        if self.has_left(event.node):
             return ()
         self._nodes[event.node] = event.goodbye
         effects: list[Effect] = [

@@ -208,7 +208,7 @@ def _reason(outcome: JobOutcome, status: int, signalled: str) -> str:
     if outcome.exit_code is not None:
         kinds = [str(incident.get("kind")) for incident in outcome.incidents if (incident.get("action") or {}).get("exit_code") is not None]
         return f"stopped by the watchdog: {kinds[0] if kinds else 'on request'}"
-    if signalled and status and not any(not is_order(incident) for incident in outcome.incidents):
+    if signalled and status and all(map(is_order, outcome.incidents)):
         return ended_by(signalled)
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
