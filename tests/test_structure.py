@@ -15,7 +15,10 @@ REPO = Path(__file__).resolve().parent.parent
 ROOTS = {"proto": "torch_watchdog_proto", "agent": "torch_watchdog_agent", "watchdog": "torch_watchdog"}
 
 PURE = (
-    *(f"watchdog/torch_watchdog/alerts/{name}.py" for name in ("alert", "alertmanager", "desk", "open", "pagerduty", "routes", "text")),
+    *(
+        f"watchdog/torch_watchdog/alerts/{name}.py"
+        for name in ("alert", "alertmanager", "desk", "open", "pagerduty", "routes", "silent", "text")
+    ),
     "proto/torch_watchdog_proto/messages.py",
     "proto/torch_watchdog_proto/exit_codes.py",
     "proto/torch_watchdog_proto/frames.py",

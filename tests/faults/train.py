@@ -1,6 +1,6 @@
 """A small training of two ranks in which things go wrong on schedule; knows nothing of the watchdog but the call that resumes, where it is to be restarted.
 
-`train.py PLAN`: PLAN is JSON. `shape` says what kind of training this is, `faults` is a list of [name, rank or null, first step, last step].
+`train.py PLAN`: PLAN is JSON, the fields of `Shape`. `faults` among them is a list of [name, rank or null, first step, last step].
 """
 
 from __future__ import annotations
@@ -182,9 +182,8 @@ class Training:
             if step == self.shape.ends_at and self.shape.restart and not begun:
                 self._end()
             self._before(step)
-            for part in range(self.shape.accumulate):
-                batch = self._moved(next(batches))
-                self._micro_step(step, batch, last=part == self.shape.accumulate - 1)
+            for _ in range(self.shape.accumulate):
+                self._micro_step(step, self._moved(next(batches)))
             self._update(step)
             self._between(step)
 
@@ -202,7 +201,7 @@ class Training:
         if self.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM if self.shape.restart == "preempted" else signal.SIGKILL)
 
-    def _micro_step(self, step: int, batch: dict[str, torch.Tensor], *, last: bool) -> None:
+    def _micro_step(self, step: int, batch: dict[str, torch.Tensor]) -> None:
         if self.faulty("straggler_sleep", step):
             time.sleep(0.06)
         if self.faulty("straggler_compute", step):

@@ -79,6 +79,7 @@ def what_offends(incident: Incident) -> str:
 
 
 def allowed_range(bound: Mapping[str, Any]) -> str:
+    """`0..50256 or -100 (ignored)`; empty where neither end is known."""
     low, high = bound.get("low"), bound.get("high")
     if low is None and high is None:
         return ""
@@ -101,6 +102,7 @@ def shortened(text: str, here: str) -> str:
 
 
 def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
+    """`23 updates, verified`, or why it is not to be used."""
     applied = count(checkpoint.get("updates_applied", 0), "update")
     if not checkpoint.get("committed"):
         return f"{applied}, not complete: do not use it"

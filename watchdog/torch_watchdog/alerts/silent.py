@@ -39,6 +39,7 @@ class Silent:
 
 
 def silence_key(training_job: str) -> str:
+    """The same over all runs and attempts of a training: it is silent or it is not."""
     return hashlib.sha256(f"{training_job}\0{JOB_SILENT}".encode()).hexdigest()[:16]
 
 

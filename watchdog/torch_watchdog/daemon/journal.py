@@ -88,4 +88,5 @@ class Listeners:
 
 
 def printable(text: str, longest: int = _MAX_WORDS) -> str:
+    """At most so many characters, with a blank in the place of each control character."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])

@@ -42,6 +42,7 @@ class JobStart:
 
 
 def at_start(start: JobStart, environment_names: Sequence[str]) -> dict[str, Any]:
+    """job.json of a launch that begins: what is known only at its end is null."""
     return {
         "schema_version": NEWEST_JOB_VERSION,
         "job": start.job,

@@ -24,6 +24,7 @@ _LOG_LINES = 25
 
 
 def markdown_report(history: JobHistory, evidence: Evidence, last_words: Sequence[str]) -> str:
+    """All of it. `last_words`: the launch's own, of which what to type is taken."""
     found = history.main_incident
     parts = [f"## Job {_code(history.name)}", "\n".join(f"* {_prose(sentence)}" for sentence in story(history))]
     if found is not None:

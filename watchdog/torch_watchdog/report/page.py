@@ -36,6 +36,7 @@ _TEMPLATES = Environment(
 
 
 def report_page(history: JobHistory, evidence: Evidence, last_words: Sequence[str]) -> str:
+    """The whole page, as HTML. `last_words`: the launch's own, of which what to type is taken."""
     found = history.main_incident
     return _render(
         history,
@@ -59,9 +60,8 @@ def _render(history: JobHistory, **parts: Any) -> str:
     first, last = shown_range(history.tracks, history.incidents)
     rows, updates = _rows(history, first, last), updates_beside(history.tracks, first, last)
     strips = svg.strips(rows, first, last, label=f"steps {first} to {last} of {count(len(history.ranks), 'rank')}", updates=updates)
-    return _TEMPLATES.get_template(
-        "report.html"
-    ).render(
+    template = _TEMPLATES.get_template("report.html")
+    return template.render(
         name=history.name,
         record=history.record,
         strips=Markup(strips) if rows else None,  # noqa: S704 - svg.py escapes

@@ -45,6 +45,7 @@ def render_timeline(
 
 
 def plain(line: Line) -> str:
+    """Without its styles."""
     return "".join(text for text, _ in line).rstrip()
 
 

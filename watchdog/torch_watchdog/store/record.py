@@ -41,6 +41,7 @@ def report_record(run: str, node: str, seq: int, stored: bytes) -> Record:
 
 
 def event_record(run: str, event: Mapping[str, Any]) -> Record:
+    """A line of events.jsonl, by its number. Raises ValueError for what is no JSON, as `json_record` does."""
     return _json(run, "event", f"{event.get('order', 0):012d}", event)
 
 
