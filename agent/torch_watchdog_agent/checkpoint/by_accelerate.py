@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.foreign import Writer, on_host, own_name, standing_in
-from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.part import Moment
 from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_optimizer, parameters_of
+from torch_watchdog_agent.living import instances
 
 FORMAT = "accelerate"
 _GENERATORS = "random_states_{}.pkl"

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.foreign import Writer, standing_in
-from torch_watchdog_agent.checkpoint.living import instances
+from torch_watchdog_agent.living import instances
 
 FORMAT = "deepspeed"
 _SHARDED_PARAMETERS = 3  # the stage whose groups are narrowed further while it steps: seen with 0.19, loading raises

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.foreign import Writer
-from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.part import Alone, Moment
+from torch_watchdog_agent.living import instances
 
 FORMAT = "lightning"
 FILE = "lightning.ckpt"

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch_watchdog_agent.checkpoint.by_accelerate import as_main_process
 from torch_watchdog_agent.checkpoint.foreign import Writer, on_host, own_name, standing_in
-from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.checkpoint.part import Alone, Moment
+from torch_watchdog_agent.living import instances
 
 FORMAT = "transformers"
 STATE_FILE = "trainer_state.json"  # which it writes last

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch_watchdog_agent.checkpoint.living import instances_of
+from torch_watchdog_agent.living import instances_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

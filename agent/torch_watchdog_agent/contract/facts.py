@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from torch_watchdog_agent.checkpoint.living import instances
 from torch_watchdog_agent.contract.findings import Past
 from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.living import instances
 from torch_watchdog_proto.messages import BatchFact, BoundFact
 from torch_watchdog_proto.names import spoken
 

@@ -28,7 +28,7 @@ def dead_workers(error: BaseException) -> str:
     out_of_a_loader, said = _came_out_of_a_loader(error), _SAID.search(str(error))
     if not (out_of_a_loader or said or _has_lost_a_child()):
         return ""
-    from torch_watchdog_agent.checkpoint.living import instances
+    from torch_watchdog_agent.living import instances
 
     workers = [
         worker

@@ -6,7 +6,7 @@ import threading
 
 from torch import nn
 
-from torch_watchdog_agent.checkpoint.living import instances, instances_of
+from torch_watchdog_agent.living import instances, instances_of
 
 SCANS = 20
 

@@ -1,4 +1,4 @@
-"""Finds a framework's living objects among the interpreter's, at the moment of a save: no hook has to see them come and go.
+"""Finds a library's living objects among the interpreter's, at the moment of a save or a failure: no hook has to see them come and go.
 
 Owns that no other thread is disturbed. A tuple that one is just building must not be held, or its `tuple(...)` fails; so a list of all objects lives only
 within one call of C code, in which no other thread runs.
