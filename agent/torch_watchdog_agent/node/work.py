@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
-from torch_watchdog_agent.node.holds import Holds
+from torch_watchdog_agent.node.keepers import Keepers
 from torch_watchdog_agent.node.lastwords import LastWords
 from torch_watchdog_agent.node.loaders import look_at_loader
 from torch_watchdog_agent.node.logs import RankLogs
@@ -54,7 +54,7 @@ class NodeWork:
         self._processes = ProcessWatch(self._on_end)
         self._rings = RingFolder(config.ring_dir, is_alive=is_alive, say=say)
         self._gpus = _GpuPoll(config.gpu_interval_s)
-        self._holds = Holds(config.runtime_dir)
+        self._keepers = Keepers(config.runtime_dir)
         self._logs, self._oom_kills = RankLogs(config.run_dir / "logs"), OomKills()
         self._events: list[RankEvent] = []
         self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
@@ -132,7 +132,7 @@ class NodeWork:
                 return
             self._tell_state(tell.attempt, tell.rank)
         if isinstance(tell.order, Free):
-            self._holds.freed(tell.attempt, tell.rank, tell.order.generation)
+            self._keepers.freed(tell.attempt, tell.rank, tell.order.generation)
         self._relay.tell(tell)
 
     def _tell_state(self, attempt: int, rank: int) -> None:
@@ -167,7 +167,7 @@ class NodeWork:
             self._wake.set()
 
     def _release(self, attempt: int, rank: int, *, kill: bool) -> None:
-        self._holds.release(attempt, rank)
+        self._keepers.release(attempt, rank)
         for pid in [pid for pid, who in self._who.items() if kill and who == (attempt, rank)]:
             self._processes.kill(pid)
 
@@ -193,7 +193,7 @@ class NodeWork:
         self._look_at_log(ended.pid, killed=ended.signal == signals.SIGKILL)
         self._stopped.ended(ended.pid)
         self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal)
-        self._holds.ended(*self._who[ended.pid])
+        self._keepers.ended(*self._who[ended.pid])
         self._wake.set()
 
     def _look_at_log(self, pid: int, *, killed: bool = False) -> None:
@@ -234,7 +234,7 @@ class NodeWork:
 
     def _poll(self) -> bool:
         """One look at everything; reports what is new. False where nothing was."""
-        for tell in self._holds.without_a_daemon(self._link.lost_s()):
+        for tell in self._keepers.without_a_daemon(self._link.lost_s()):
             self._relay.tell(tell)
         for pid, state in self._stopped.changes():
             self._add_event(pid, "state", text=state)
