@@ -68,7 +68,7 @@ class Rank:
         from torch_watchdog_agent.contract.declared import take_settings
         from torch_watchdog_agent.contract.file import ContractFile
         from torch_watchdog_agent.contract.guard import Guard
-        from torch_watchdog_agent.hooks.scan import Scan
+        from torch_watchdog_agent.scan import Scan
 
         self.config, self.identity = config, identity
         self.say = Voice(f"rank {identity.rank}: ")

@@ -14,7 +14,7 @@ from torch_watchdog_agent.contract import Guard
 from torch_watchdog_agent.contract.guard import Checked
 from torch_watchdog_agent.hooks import indices
 from torch_watchdog_agent.hooks.indices import Indices, Source
-from torch_watchdog_agent.hooks.scan import Scan, bad_samples
+from torch_watchdog_agent.scan import Scan, bad_samples
 
 torch.set_num_threads(1)
 
