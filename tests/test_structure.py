@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import zipfile
@@ -239,6 +240,14 @@ def test_each_source_root_holds_one_package_and_nothing_else_importable() -> Non
     for root, package in ROOTS.items():
         importable = {path.name for path in (REPO / root).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
         assert importable == {package}
+
+
+@pytest.mark.parametrize("room", ["checkpoint", "contract", "hooks", "node", "rescue"])
+def test_the_map_of_a_room_names_all_its_modules(room: str) -> None:
+    """In the docstring of the package: whoever enters it finds the way."""
+    folder = REPO / "agent" / "torch_watchdog_agent" / room
+    words = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} - set(re.findall(r"`(\w+)`", words)) == set()
 
 
 def test_the_wheel_holds_the_three_packages_and_nothing_else_importable(tmp_path: Path) -> None:
