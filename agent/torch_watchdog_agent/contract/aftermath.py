@@ -15,7 +15,7 @@ import torch
 
 from torch_watchdog_agent.contract.kinds import offending
 from torch_watchdog_agent.contract.plan import Finding
-from torch_watchdog_agent.contract.replay import Resolve, replayed
+from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, Resolve, replayed
 from torch_watchdog_agent.contract.rules import LOOKED_AT, Rule
 from torch_watchdog_agent.contract.sizes import Reading, Shapes, Size, readings_say
 from torch_watchdog_agent.contract.where import Origin
@@ -57,7 +57,7 @@ def _broken(rule: Rule, origin: Origin, resolve: Resolve) -> Finding | None:
         allowed = rule.allowed_by(lambda size: resolve(size, ()))
         values = () if rule.kind in ("spread", "reach") else replayed(rule.recipe, origin.leaves, resolve)
         mask = offending(rule.kind, values, allowed, rule.options)
-    except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
+    except DOES_NOT_FIT:
         return None
     return None if mask is None else Finding(rule=rule, allowed=allowed, values=values, mask=mask)
 

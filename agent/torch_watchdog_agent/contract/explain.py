@@ -19,7 +19,8 @@ from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.kinds import copies, counted, ctc_frames_needed
 from torch_watchdog_agent.contract.origin import element_ids
 from torch_watchdog_agent.contract.plan import Finding
-from torch_watchdog_agent.contract.replay import Resolve
+from torch_watchdog_agent.contract.recipe import sizes_in
+from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, Resolve
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Size
 from torch_watchdog_agent.contract.where import Origin, flat_to_element, lengths_of, value_at
@@ -131,7 +132,7 @@ def _cell(finding: Finding, origin: Origin, resolve: Resolve) -> tuple[_Cell, De
 def _ids(rule: Rule, origin: Origin, key: str, resolve: Resolve) -> torch.Tensor | None:
     try:
         return element_ids(rule.recipe, origin.leaves, key, resolve)
-    except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
+    except DOES_NOT_FIT:
         return None
 
 
@@ -217,7 +218,7 @@ def _first_past(tensor: torch.Tensor, key: str, dim: int, limit: int, origin: Or
 
 def _sized_by(rule: Rule, origin: Origin) -> tuple[str, int]:
     """The tensor and dimension that a size is read from: the plainest reading, in the order of the batch."""
-    sizes: list[Size] = [size for step in rule.recipe.steps for argument in step.args for size in _sizes(argument)]
+    sizes: list[Size] = [size for step in rule.recipe.steps for argument in step.args for size in sizes_in(argument)]
     sizes += [rule.rows] if isinstance(rule.rows, Size) and not sizes else []
     order = {key: place for place, key in enumerate(origin.leaves)}
     readings = [reading for size in sizes for reading in size.readings if reading[0] == "size" and reading[1] in order]
@@ -230,12 +231,6 @@ def _sized_by(rule: Rule, origin: Origin) -> tuple[str, int]:
 def _rank(rule: Rule, reading: tuple[Any, ...]) -> int:
     """Lengths before batch sizes for positions; batch sizes first for normalisation."""
     return int(reading[2] != 0) if rule.kind == "spread" else int(reading[2] == 0)
-
-
-def _sizes(argument: Any) -> list[Size]:
-    if isinstance(argument, list):
-        return [size for item in argument for size in _sizes(item)]
-    return [argument] if isinstance(argument, Size) else []
 
 
 # The bound

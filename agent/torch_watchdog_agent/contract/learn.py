@@ -16,7 +16,7 @@ from torch_watchdog_agent.contract.bounds import BIG, LiveTable
 from torch_watchdog_agent.contract.kinds import offending
 from torch_watchdog_agent.contract.nodes import LeafRef
 from torch_watchdog_agent.contract.recipe import Recipe, agreed, cut, whole_leaf
-from torch_watchdog_agent.contract.replay import as_recorded, replayed
+from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, as_recorded, replayed
 from torch_watchdog_agent.contract.rules import LOOKED_AT, TRACES_FOR_DERIVED, Rule
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import Site, Tape, sampled
@@ -254,7 +254,7 @@ def self_check(rule: Rule, site: Site, lesson: Lesson) -> str | None:
         )
     try:
         values = replayed(rule.recipe, lesson.leaves, as_recorded)
-    except (RuntimeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except DOES_NOT_FIT as error:
         return f"it cannot be computed again: {type(error).__name__}"
     again = sampled(values[0])
     if site.sample is None or again.shape != site.sample.shape or not torch.equal(again.to(site.sample.dtype), site.sample):

@@ -8,7 +8,7 @@ import torch
 
 from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import MOVES, PICKS, Recipe, Step
-from torch_watchdog_agent.contract.replay import Resolve, bound, filled
+from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, Resolve, bound, filled
 
 __all__ = ["element_ids"]
 
@@ -42,7 +42,7 @@ def _follow(step: Step, values: dict[int, torch.Tensor], ids: dict[int, torch.Te
     outs = [made] if isinstance(made, torch.Tensor) else list(made)
     try:
         moved = _moved(step, args, kwargs, values, ids, outs)
-    except (RuntimeError, IndexError, TypeError, KeyError, ValueError):
+    except DOES_NOT_FIT:
         moved = [torch.full(out.shape, NOWHERE, dtype=torch.int64, device="cpu") for out in outs]
     for number, out, origin in zip(step.outputs, outs, moved, strict=False):
         if number is not None:

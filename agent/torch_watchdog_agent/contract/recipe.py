@@ -16,7 +16,7 @@ from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import HostRead, Site, Tape
 
-__all__ = ["MOVES", "PICKS", "VIEWS", "Argument", "Recipe", "Step", "agreed", "cut", "sizes_of", "whole_leaf"]
+__all__ = ["MOVES", "PICKS", "VIEWS", "Argument", "Recipe", "Step", "agreed", "cut", "sizes_in", "sizes_of", "whole_leaf"]
 
 Argument: TypeAlias = Any  # Ref, Size, a plain value, or a list of them
 _WHOLE_NUMBERS = (None, torch.int64, torch.int32)
@@ -259,12 +259,13 @@ def whole_leaf(recipe: Recipe) -> Recipe | None:
 
 def sizes_of(recipe: Recipe) -> list[Size]:
     """Every size in the recipe, in order."""
-    return [size for step in recipe.steps for argument in (*step.args, *step.kwargs.values()) for size in _flat(argument)]
+    return [size for step in recipe.steps for argument in (*step.args, *step.kwargs.values()) for size in sizes_in(argument)]
 
 
-def _flat(argument: Argument) -> list[Size]:
+def sizes_in(argument: Argument) -> list[Size]:
+    """Every size in one argument of a step."""
     if isinstance(argument, list):
-        return [size for item in argument for size in _flat(item)]
+        return [size for item in argument for size in sizes_in(item)]
     return [argument] if isinstance(argument, Size) else []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -12,8 +12,9 @@ from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import Argument, Recipe, Step
 from torch_watchdog_agent.contract.sizes import Shapes, Size, resolved
 
-__all__ = ["Concrete", "Program", "Resolve", "as_recorded", "bound", "filled", "instantiated", "replayed", "resolver"]
+__all__ = ["DOES_NOT_FIT", "Concrete", "Program", "Resolve", "as_recorded", "bound", "filled", "instantiated", "replayed", "resolver"]
 
+DOES_NOT_FIT = (RuntimeError, IndexError, KeyError, TypeError, ValueError)  # what is raised where a recipe does not fit a batch
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 Resolve: TypeAlias = Callable[[Size, Sequence[tuple[int, ...]]], int]
 
@@ -94,21 +95,15 @@ def _instantiated(recipe: Recipe, leaves: Tensors, shapes: Shapes, device: str) 
     values = _start(recipe, leaves, copy=recipe.writes)
     values.update({number: constant.to(device) for number, constant in recipe.constants.items()} if device == "meta" else {})
     resolve = resolver(shapes)
-    steps = []
-    for step in recipe.steps:
-        if device == "meta" and not step.inputs:
-            values_device = {"device": torch.device("meta")}
-            steps.append(_run(_on(step, values_device), values, resolve))
-        else:
-            steps.append(_run(step, values, resolve))
+    steps = [_run(_on_meta(step) if device == "meta" and not step.inputs else step, values, resolve) for step in recipe.steps]
     return [
-        Concrete(recipe.steps[i], c.args, {k: v for k, v in c.kwargs.items() if k != "device"}, c.inputs, c.outputs, c.dtype)
-        for i, c in enumerate(steps)
+        replace(concrete, step=step, kwargs={key: value for key, value in concrete.kwargs.items() if key != "device"})
+        for step, concrete in zip(recipe.steps, steps, strict=True)
     ]
 
 
-def _on(step: Step, device: dict[str, Any]) -> Step:
-    return Step(step.func, step.name, step.args, {**step.kwargs, **device}, step.inputs, step.outputs, step.writes)
+def _on_meta(step: Step) -> Step:
+    return replace(step, kwargs={**step.kwargs, "device": torch.device("meta")})
 
 
 class Program:

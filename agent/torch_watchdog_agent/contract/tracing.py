@@ -22,7 +22,7 @@ from torch_watchdog_agent.contract.learn import Contract, Lesson, rule_of
 from torch_watchdog_agent.contract.mode import TraceMode, without_modes
 from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.recipe import Recipe, cut
-from torch_watchdog_agent.contract.replay import as_recorded, replayed
+from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, as_recorded, replayed
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.tape import Site, Tape
 from torch_watchdog_agent.contract.where import Origin
@@ -196,7 +196,7 @@ class Tracer:
     def _again(self, recipe: Recipe, flight: Flight) -> tuple[torch.Tensor, ...] | None:
         try:
             return replayed(recipe, flight.lesson.leaves, as_recorded)
-        except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
+        except DOES_NOT_FIT:
             return None
 
     def _refuse_device(self, site: Site, index: torch.Tensor, table: torch.Tensor | None) -> None:

@@ -12,7 +12,7 @@ from torch_watchdog_agent.contract.findings import Oddity
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.misfit import mask_unlike
 from torch_watchdog_agent.contract.plan import Finding
-from torch_watchdog_agent.contract.replay import replayed, resolver
+from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, replayed, resolver
 from torch_watchdog_agent.contract.signature import shapes_of
 from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_proto.messages import Violation
@@ -43,7 +43,7 @@ def _is_unseen(finding: Finding, origin: Origin, legal: Leaves | None) -> bool:
     resolve, instead = resolver(shapes_of(origin.leaves)), {**origin.leaves, **legal}
     try:
         return all(_same(replayed(look, origin.leaves, resolve), replayed(look, instead, resolve)) for look in finding.rule.looks or ())
-    except (RuntimeError, IndexError, KeyError, TypeError, ValueError):
+    except DOES_NOT_FIT:
         return False
 
 
