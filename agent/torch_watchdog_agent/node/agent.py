@@ -43,15 +43,18 @@ class NodeAgent:
 
     def signal_ranks(self, number: int) -> None:
         """Sends the signal to every rank of this node that is connected."""
-        if self._ready.done() and self._thread.is_alive():
-            work, loop = self._ready.result(timeout=0)
-            loop.call_soon_threadsafe(work.signal_ranks, number)
+        self._on_loop(lambda work: work.signal_ranks(number))
 
     def asked_to_end(self, number: int) -> None:
         """The launch got this signal now, and passes it on."""
+        time_ns = time.time_ns()
+        self._on_loop(lambda work: work.asked_to_end(number, time_ns))
+
+    def _on_loop(self, call: Callable[[NodeWork], None]) -> None:
+        """Nothing where the agent has not begun yet, or has ended."""
         if self._ready.done() and self._thread.is_alive():
             work, loop = self._ready.result(timeout=0)
-            loop.call_soon_threadsafe(work.asked_to_end, number, time.time_ns())
+            loop.call_soon_threadsafe(call, work)
 
     def finish(self, exit_code: int, signal: int | None = None, *, timeout_s: float = 10.0) -> JobOutcome:
         """Call once the wrapped command has ended: reads what the rings still hold, reports it, asks the daemon how the job ended.

@@ -137,7 +137,7 @@ class NodeWork:
 
     def _tell_state(self, attempt: int, rank: int) -> None:
         """A process that is stopped cannot answer: the kernel's word for it goes beside the answers of those that can."""
-        for pid in [pid for pid, who in self._who.items() if who == (attempt, rank)]:
+        for pid in self._pids_of(attempt, rank):
             state = state_of(pid)
             if state is not None:
                 self._add_event(pid, "state", text=state)
@@ -147,7 +147,7 @@ class NodeWork:
 
     def _tell_loader(self, attempt: int, rank: int) -> None:
         """What the rank and the workers of its loaders do; one look at a time."""
-        for pid in [pid for pid, who in self._who.items() if who == (attempt, rank) and pid not in self._looked_at]:
+        for pid in [pid for pid in self._pids_of(attempt, rank) if pid not in self._looked_at]:
             self._looked_at.add(pid)
             self._tasks.insert(0, asyncio.create_task(self._guarded(self._look_at_loader(pid), "a look at a data loader")))
 
@@ -168,7 +168,7 @@ class NodeWork:
 
     def _release(self, attempt: int, rank: int, *, kill: bool) -> None:
         self._keepers.release(attempt, rank)
-        for pid in [pid for pid, who in self._who.items() if kill and who == (attempt, rank)]:
+        for pid in self._pids_of(attempt, rank) if kill else ():
             self._processes.kill(pid)
 
     def _on_up(self, message: ControlUp) -> None:
@@ -184,7 +184,7 @@ class NodeWork:
 
     def _on_failed(self, said: RankSaid) -> None:
         """What the CUDA runtime printed tells more than the exception: it must reach the daemon with it."""
-        pids = [pid for pid, who in self._who.items() if who == (said.attempt, said.message.rank)]
+        pids = self._pids_of(said.attempt, said.message.rank)
         if isinstance(said.message, Failed) and pids:
             self._look_at_log(pids[-1])
             self._wake.set()
@@ -211,6 +211,10 @@ class NodeWork:
             self._stopped.begun(pid)
             self._add_event(pid, "started")
             self._processes.watch(pid)
+
+    def _pids_of(self, attempt: int, rank: int) -> list[int]:
+        """In the order in which they were met: more than one process may have been that rank."""
+        return [pid for pid, who in self._who.items() if who == (attempt, rank)]
 
     def _add_event(self, pid: int, kind: str, **more: object) -> None:
         attempt, rank = self._who[pid]
