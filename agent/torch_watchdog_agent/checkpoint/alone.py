@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_watchdog_agent.checkpoint import dcp, pieces
+from torch_watchdog_agent.checkpoint import pieces
 from torch_watchdog_agent.checkpoint.part import Alone, Moment, Reader, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
-from torch_watchdog_agent.checkpoint.save import save_as_chosen, without_trace, write_left_out
+from torch_watchdog_agent.checkpoint.save import save_as_chosen, save_as_torch, write_left_out
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
 
@@ -44,11 +44,11 @@ def save_alone(
     try:
         if part is not None:
             place = pieces.folder_of(path, part)
-            saved = pieces.lifted(without_trace(place, peers, lambda: dcp.write(place, subjects, peers, moment)), path, part)
+            saved = pieces.lifted(save_as_torch(place, subjects, peers, moment), path, part)
         elif alone is not None:
             saved = save_as_chosen(path, subjects, peers, moment)
         else:
-            saved = without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
+            saved = save_as_torch(path, subjects, peers, moment)
         if not part:
             write_left_out(beside(saved.path, "partial"), left_out, peers)
         return saved

@@ -15,7 +15,7 @@ from typing import Any
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 from torch_watchdog_agent.checkpoint.foreign import Writer
 from torch_watchdog_agent.checkpoint.part import Moment, RankPart, SavedPart
-from torch_watchdog_agent.checkpoint.peers import Peers, RollCall
+from torch_watchdog_agent.checkpoint.peers import Peers, RollCall, all_come, peers_of
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
@@ -44,8 +44,6 @@ def save_at(
     `path`: where it belongs unless a framework has a place of its own. It lies beside that, as `partial.NAME`, until it is committed. `left_out`: the lines
     of the quarantine. `call`: tells that all have come. The training is as it was afterwards: no optimizer is stepped, generators are put back.
     """
-    from torch_watchdog_agent.checkpoint.peers import all_come, peers_of
-
     before = RngState.capture()
     try:
         if call is not None:
@@ -84,7 +82,7 @@ def owners() -> list[Any]:
 
 def save_as_chosen(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> SavedPart:
     """In the form that the user resumes from, else in torch's."""
-    from torch_watchdog_agent.checkpoint import callback, dcp, foreign
+    from torch_watchdog_agent.checkpoint import callback, foreign
 
     writer = _agreed(path, subjects, peers, moment)
     if writer is not None:
@@ -94,6 +92,13 @@ def save_as_chosen(path: Path, subjects: Subjects, peers: Peers, moment: Moment)
             if writer.format == callback.FORMAT:
                 raise
             moment.say(f"{writer.by} could not write the checkpoint ({error}); writing it with torch.distributed.checkpoint instead")
+    return save_as_torch(path, subjects, peers, moment)
+
+
+def save_as_torch(path: Path, subjects: Subjects, peers: Peers, moment: Moment) -> SavedPart:
+    """By torch's distributed checkpoint."""
+    from torch_watchdog_agent.checkpoint import dcp
+
     return without_trace(path, peers, lambda: dcp.write(path, subjects, peers, moment))
 
 

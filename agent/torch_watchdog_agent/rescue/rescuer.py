@@ -243,13 +243,13 @@ class Rescuer:
         self._settle()
         holds, why = self._holdings(kept)
         rank.tell(self._freed(free, holds, why, rank.loop.updates_applied))
-        self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+        self._obey(free)
 
     def _give_up_on_device(self, free: Free) -> None:
         """No CUDA call, no abort: what is queued on the device is unknown, and a wait there may never end. Nothing is said to be whole."""
         rank = self._rank
         rank.tell(self._freed(free, "nothing", "a state on GPUs is not saved after another rank's failure", rank.loop.updates_applied))
-        self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+        self._obey(free)
         self._end_where_stuck()
 
     def _end_where_stuck(self) -> None:
@@ -271,7 +271,7 @@ class Rescuer:
         try:
             holds, why = self._holdings_on_device(kept, ahead)
             self._rank.tell(self._freed(free, holds, why, ahead.updates))
-            self._obey(free, deadline=time.monotonic() + 3 * free.grace_s)
+            self._obey(free)
         finally:
             self._gpu.free()
             sockets.shut_down_all()
@@ -349,11 +349,12 @@ class Rescuer:
             newest=str(newest or rank.config.resume or ""), part=self._part[0], parts=self._part[1],
         )  # fmt: skip
 
-    def _obey(self, free: Free, *, deadline: float) -> None:
+    def _obey(self, free: Free) -> None:
         """What the daemon says, until it says Leave."""
         from torch_watchdog_agent.checkpoint.save import owners
         from torch_watchdog_agent.rescue.saving import seal
 
+        deadline = time.monotonic() + 3 * free.grace_s
         held = owners()
         written: tuple[Rescue, Saved] | None = None
         while (order := self._next_word(deadline)) is not None:
