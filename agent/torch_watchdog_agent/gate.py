@@ -1,4 +1,4 @@
-"""Where the training thread meets the stop protocol: it reads one local flag, and waits only while an order asks for it.
+"""Where the training thread meets the stop protocol: it asks this rank's half of it, and waits only while an order asks for it.
 
 Owns the lock that makes "what have you passed, and promise not to pass the next" atomic between training and control thread. Knows the protocol only
 through `Participant`, and neither torch nor the socket's bytes.
@@ -21,7 +21,7 @@ Decide: TypeAlias = Callable[[int, Commit | None], tuple[Commit | None, bool]]  
 
 
 class Gate:
-    """One rank's gate. `orders_pending` may be read without the lock: False is the usual case and costs nothing."""
+    """One rank's gate. `decide` puts a decision into the register, and may take seconds; `phase` is set by the training thread."""
 
     def __init__(self, rank: int, decide: Decide, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._participant, self._decide = Participant(rank), decide
