@@ -242,10 +242,14 @@ def test_each_source_root_holds_one_package_and_nothing_else_importable() -> Non
         assert importable == {package}
 
 
-@pytest.mark.parametrize("room", ["checkpoint", "contract", "hooks", "node", "rescue"])
+@pytest.mark.parametrize(
+    "room",
+    [*(f"agent/torch_watchdog_agent/{name}" for name in ("checkpoint", "contract", "hooks", "node", "rescue")),
+     *("proto/torch_watchdog_proto", "proto/torch_watchdog_proto/stop")],
+)  # fmt: skip
 def test_the_map_of_a_room_names_all_its_modules(room: str) -> None:
     """In the docstring of the package: whoever enters it finds the way."""
-    folder = REPO / "agent" / "torch_watchdog_agent" / room
+    folder = REPO / room
     words = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     assert {path.stem for path in folder.glob("*.py")} - {"__init__"} - set(re.findall(r"`(\w+)`", words)) == set()
 
