@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ import click
 from torch_watchdog.alerts.alert import Action, Alert, Delivery
 from torch_watchdog.alerts.receivers import Receiver, receiver_of
 from torch_watchdog.cli.options import json_option, look_options, settings
-from torch_watchdog.cli.output import print_json, print_table
+from torch_watchdog.cli.output import moment, print_json, print_table
 from torch_watchdog.cli.source import find_job, live_daemon
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import client_of
@@ -75,7 +74,7 @@ def list_open(context: click.Context, /, as_json: bool, **_: object) -> None:
         print_json({"alerts": list(found), "silences": list(silences)})
         return
     rows = [
-        (one["name"], one["severity"], one["kind"], _since(one["starts_s"]), one["acknowledged_by"] or "", one["title"]) for one in found
+        (one["name"], one["severity"], one["kind"], moment(one["starts_s"]), one["acknowledged_by"] or "", one["title"]) for one in found
     ]
     print_table(("incident", "severity", "kind", "since", "whose", "what"), rows, empty="no alert is open")
     quiet = [_silence_row(silence) for silence in silences if silence["until_s"] > time.time()]
@@ -86,7 +85,7 @@ def list_open(context: click.Context, /, as_json: bool, **_: object) -> None:
 
 def _silence_row(silence: Mapping[str, Any]) -> tuple[object, ...]:
     match = (" ".join(silence["match"][name]) or "all" for name in ("jobs", "kinds", "severities"))
-    return (*match, _since(silence["until_s"]), silence["by"], silence["comment"])
+    return (*match, moment(silence["until_s"]), silence["by"], silence["comment"])
 
 
 @command.command("silence", short_help="Keep alerts quiet for a time.")
@@ -126,7 +125,3 @@ def _duration_s(text: str) -> float:
     if found is None:
         raise click.BadParameter("a number and s, m, h or d, as 90m or 2h", param_hint="--for")
     return int(found[1]) * _SECONDS[found[2]]
-
-
-def _since(epoch_s: float) -> str:
-    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch_watchdog.errors import OutputError
 from torch_watchdog.phrases import one_line
 from torch_watchdog.report.text import WIDTH, Line, folded, plain
 
-__all__ = ["line_width", "new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table", "print_text"]
+__all__ = ["line_width", "moment", "new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table", "print_text"]
 
 PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 
@@ -31,6 +32,11 @@ PIPE_WIDTH = 10_000  # a pipe has no width: nothing is cut or wrapped for it
 def _console(**options: Any) -> Console:
     """Without colour it has no other styles either: bold is an escape sequence, too."""
     return Console(highlight=False, markup=False, emoji=False, **({"color_system": None} if os.environ.get("NO_COLOR") else {}) | options)
+
+
+def moment(epoch_s: float) -> str:
+    """`2026-01-31 00:00:05Z`."""
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def line_width() -> int:

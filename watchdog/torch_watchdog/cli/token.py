@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import click
 
-from torch_watchdog.cli.output import print_table
+from torch_watchdog.cli.output import moment, print_table
 from torch_watchdog.daemon.grants import OWNER_NAME, RoleName, TokenEntry, new_entry, read_tokens, write_tokens
 from torch_watchdog.errors import ConfigError
 
@@ -109,4 +108,4 @@ def _of(name: str, entries: Sequence[TokenEntry], path: Path) -> list[TokenEntry
 
 
 def _until(until_s: float | None) -> str:
-    return "no end" if until_s is None else datetime.fromtimestamp(until_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "no end" if until_s is None else moment(until_s)
