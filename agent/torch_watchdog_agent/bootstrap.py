@@ -80,7 +80,7 @@ def _hook(config: AgentConfig, say: Voice) -> None:
         from torch_watchdog_agent.hooks import install
 
         install.when_torch_is_imported(config)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         say(f"{error.name} is missing in this Python: the rank runs without the watchdog (pip install {error.name})")
     except Exception as error:  # noqa: BLE001  whatever it is: torch must be imported
         say(f"the hooks could not be prepared ({type(error).__name__}: {error}); this process runs without the watchdog")

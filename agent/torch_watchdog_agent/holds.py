@@ -32,6 +32,9 @@ class Holds:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._observed: set[tuple[str, str]] = set()  # kind and tensor of what was said
+        self.stood_in_at: int | None = (
+            None  # the newest step whose batch is, or will be, a stand-in: what is odd about that is not the user's
+        )
         self.in_hand: list[tuple[Violation, int]] = []  # stand-ins that the loop has fetched ahead, and the last window that may use each
 
     def met(self, batch: object, checked: Checked) -> object:
@@ -97,6 +100,7 @@ class Holds:
         ahead, step = rank.guard.ahead, rank.loop.step
         windows = rank.loop.windows_ahead(ahead)
         later = bool(ahead and windows and rank.loop.batches_a_window(ahead) == 1)
+        self.stood_in_at = step + windows
         if not later:
             self._agree(violation, step, rank.loop.micro_step)
         if windows:

@@ -285,7 +285,7 @@ class Rank:
     def failed(self, error: BaseException) -> None:
         """An exception ends the training: tell it, and name the batch behind it, where the guard had doubted that batch."""
         self.rescuer.noticed(error)  # before all that takes its time: another rank may fail a millisecond later
-        violation = self.guard.diagnose(error)
+        violation = None if self.holds.stood_in_at == self.loop.step else self.guard.diagnose(error)
         if self.scan is not None:
             self.scan.failed = True
         if violation is not None:

@@ -79,6 +79,10 @@ class Fits:
         """The tensors that every batch so far had and this one has not."""
         return () if self._batches < FITTED_FOR_BATCHES else tuple(sorted((self._keys or frozenset()) - leaves.keys()))
 
+    def always_was(self, key: str, dim: int, length: int) -> bool:
+        """Whether this dimension had this length in every batch so far (channels, features), of which there was one at least."""
+        return (self._fixed or {}).get((key, dim)) == length
+
     def took(self, leaves: Mapping[str, torch.Tensor]) -> None:
         """A batch went to the training: what is not equal in it need not be."""
         self._batches += 1

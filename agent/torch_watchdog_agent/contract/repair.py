@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 
 from torch_watchdog_agent.contract.findings import Oddity, Seen
+from torch_watchdog_agent.contract.fits import Fits
 from torch_watchdog_agent.contract.origin import element_ids
 from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import Resolve
@@ -27,7 +28,7 @@ def legal_stand_in(
     leaves: Leaves, oddities: Sequence[Oddity], seen: Seen, recheck: Recheck, resolve: Resolve
 ) -> dict[str, torch.Tensor] | None:
     """The tensors to put in place of the batch's own, or None."""
-    for start in _whole_then_shorter(_without_oddities(leaves, oddities, seen)):
+    for start in _whole_then_shorter(_without_oddities(leaves, oddities, seen), seen.fits):
         for mend in (_mended_cells, _mended_samples):
             candidate = dict(start)
             for _ in range(ROUNDS):
@@ -43,22 +44,23 @@ def legal_stand_in(
     return None
 
 
-def _whole_then_shorter(leaves: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """No value makes a sequence fit that is longer than its positions: what has its length, in any dimension but the batch's, is cut to half of it, or less."""
+def _whole_then_shorter(leaves: dict[str, torch.Tensor], fits: Fits) -> Iterator[dict[str, torch.Tensor]]:
+    """No value makes a sequence fit that is longer than its positions: what has its length, in a dimension that is neither the batch's nor always was as long,
+    is cut to half of it, or less."""
     yield leaves
-    for size in sorted({size for tensor in leaves.values() for size in tensor.shape[1:]}, reverse=True):
+    dims_of: dict[int, list[tuple[str, int]]] = {}
+    for key, tensor in leaves.items():
+        for dim, size in enumerate(tensor.shape[1:], 1):
+            if not fits.always_was(key, dim, size):
+                dims_of.setdefault(size, []).append((key, dim))
+    for size in sorted(dims_of, reverse=True):
         length = size
         while length > 1:
             length //= 2
-            yield {key: _cut(tensor, size, length) for key, tensor in leaves.items()}
-
-
-def _cut(tensor: torch.Tensor, size: int, length: int) -> torch.Tensor:
-    dims = [dim for dim in range(1, tensor.dim()) if tensor.shape[dim] == size]
-    cut = tensor
-    for dim in dims:
-        cut = cut.narrow(dim, 0, length)
-    return cut.clone() if dims else tensor
+            cut = dict(leaves)
+            for key, dim in dims_of[size]:
+                cut[key] = cut[key].narrow(dim, 0, length)
+            yield {key: tensor if tensor is leaves[key] else tensor.clone() for key, tensor in cut.items()}
 
 
 def _without_oddities(leaves: Leaves, oddities: Sequence[Oddity], seen: Seen) -> dict[str, torch.Tensor]:

@@ -164,6 +164,35 @@ def test_a_sequence_longer_than_the_table_of_positions_has_a_shorter_one_as_its_
     step(loop.model, repaired)
 
 
+class Described(Positioned):
+    """With features of its own, as many as the longest of sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(20, 4)
+
+    def forward(self, x: torch.Tensor, features: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.head((self.words(x) + self.places(torch.arange(x.shape[1]))).mean(1) + self.features(features))
+
+
+def test_a_dimension_that_always_was_as_long_is_not_cut_with_a_sequence_of_that_length() -> None:
+    def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+        nn.functional.cross_entropy(model(batch["x"], batch["features"]), batch["y"]).backward()
+
+    def made(length: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.randint(64, (3, length)), "features": torch.randn(3, 20), "y": torch.tensor([0, 1, 2])}
+
+    loop = Loop(Described(), step)
+    loop.train([made(length) for length in (8, 12, 16, 5, 9)])
+    bad = made(20)
+    checked = loop.guard.fetched(bad, indices=None, worker=None)
+    assert checked.violation is not None
+    repaired = loop.guard.repaired(bad, checked)
+    assert isinstance(repaired, dict)
+    assert {key: tuple(tensor.shape) for key, tensor in repaired.items()} == {"x": (3, 10), "features": (3, 20), "y": (3,)}
+    step(loop.model, repaired)
+
+
 def test_a_failure_inside_the_guard_turns_it_off_once_and_the_training_goes_on() -> None:
     loop = Loop(Net(), step)
 
