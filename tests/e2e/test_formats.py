@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -116,6 +117,24 @@ def test_an_accelerate_loop_loads_its_state_and_goes_on_at_the_next_batch(
     assert losses(stopped_accelerate, resumed) == losses(reference_accelerate)
     assert losses(stopped_accelerate).isdisjoint(losses(resumed))
     assert digests(tmp_path / "digests") == digests(reference_accelerate.folder / "digests")
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["ours", "a folder in it"])
+def test_a_script_that_only_calls_load_state_has_taken_the_checkpoint_of_the_launch(
+    inside: bool, stopped_accelerate: Ended, tmp_path: Path
+) -> None:
+    checkpoint = stopped_accelerate.folder / str(checkpoint_of(stopped_accelerate)["path"])
+    loaded = checkpoint
+    if inside:  # as a saving function of the script's own may have it
+        checkpoint, loaded = tmp_path / "step-5", tmp_path / "step-5" / "state"
+        shutil.copytree(stopped_accelerate.folder / str(checkpoint_of(stopped_accelerate)["path"]), loaded)
+        for name in ("watchdog.json", "COMMITTED"):
+            (loaded / name).rename(checkpoint / name)
+    train = script("train_accelerate.py", "--load-state", loaded, "--bare")
+    again = launch(tmp_path, [*watchdog("--job", "again", "--resume", str(checkpoint)), *torchrun(*train)])
+    assert again.code == 0, again.err
+    assert "has not been taken" not in again.err and "taken by nobody" not in again.err
+    assert "updates 6 to" in again.err, again.err
 
 
 # Lightning

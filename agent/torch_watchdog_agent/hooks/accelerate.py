@@ -1,4 +1,4 @@
-"""accelerate: the loader that the user's loop iterates is theirs, torch's inside it is one batch ahead; and the loss before it is divided.
+"""accelerate: the loader that the user's loop iterates is theirs, torch's inside it is one batch ahead.
 
 A dispatcher's batches are parts of what rank 0 has put together: they are looked at when they are handed over, and their samples are not known.
 """
@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from torch_watchdog_agent.hooks import loss
 from torch_watchdog_agent.hooks.passes import outer_iteration
 
-__all__ = ["patch", "patch_accelerator"]
+__all__ = ["patch"]
 
 
 _patched = False
@@ -36,15 +35,3 @@ def _outermost(theirs: Callable[[Any], Iterator[Any]], *, inside: bool) -> Calla
         yield from outer_iteration(self, lambda: theirs(self), inside=inside, skip=getattr(self, "skip_batches", 0))
 
     return iterate
-
-
-def patch_accelerator(module: ModuleType) -> None:
-    """`Accelerator.backward(loss)` divides by the accumulation steps: the loop's own loss is the one that is recorded."""
-    theirs = module.Accelerator.backward
-
-    @functools.wraps(theirs)
-    def backward(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        with loss.known(value):
-            return theirs(self, value, *args, **kwargs)
-
-    module.Accelerator.backward = backward

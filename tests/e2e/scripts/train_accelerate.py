@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--load-state")
+    parser.add_argument("--bare", action="store_true", help="nothing but accelerate's load_state: the epoch begins anew")
     parser.add_argument("--restore", help="a checkpoint; empty: the one that the launch was given")
     parser.add_argument("--out")
     args = parser.parse_args()
@@ -87,7 +88,9 @@ def main() -> None:
     loader = DataLoader(Rows(args.rows, args.bad), batch_size=4, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     first_epoch, step = 0, 0
-    if args.load_state or args.restore is not None:
+    if args.bare:
+        accelerator.load_state(args.load_state)
+    elif args.load_state or args.restore is not None:
         import torch_watchdog_agent
 
         if args.load_state:
