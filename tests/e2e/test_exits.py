@@ -35,6 +35,14 @@ TABLE = (
 )
 
 
+def test_a_rank_that_fails_before_its_first_batch_is_named(tmp_path: Path) -> None:
+    run = launch(tmp_path, [*watchdog(), *torchrun(*script("exits.py", "start", "raise"))])
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (1, "rank.exception", 1), run.err
+    assert re.search(r"ValueError: sample 51 is no image at .*exits\.py:\d+", incident["summary"]), incident["summary"]
+    assert incident["action"]["checkpoint"] is None
+
+
 @pytest.mark.parametrize(("where", "how", "kind", "said", "error"), TABLE, ids=[f"{row[0]} {row[1]}" for row in TABLE])
 def test_each_way_to_end_is_told_as_what_it_is(where: str, how: str, kind: str, said: str, error: str, tmp_path: Path) -> None:
     run = launch(tmp_path, [*watchdog(), *torchrun(*script("exits.py", where, how))])

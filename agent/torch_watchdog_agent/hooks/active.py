@@ -25,7 +25,7 @@ from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_agent.turned_off import turned_off
 
-__all__ = ["arm", "disown", "guarded", "is_training_thread", "launch_config", "made_rank", "rank"]
+__all__ = ["arm", "disown", "failing_rank", "guarded", "is_training_thread", "joined_others", "launch_config", "made_rank", "rank"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -34,6 +34,7 @@ _MAIN_THREAD = threading.main_thread().ident
 _config: AgentConfig | None = None
 _rank: Rank | None = None
 _ending: Ending | None = None
+_noted: BaseException | None = None
 _say = Voice()
 
 
@@ -102,6 +103,18 @@ def _begin() -> Rank | None:
     return _rank
 
 
+@guarded("exception")
+def joined_others() -> None:
+    """This process is one of a job's ranks, whatever else is to come: an error that ends it before its first batch is told as any other."""
+    if _config is not None and _rank is None:
+        sys.excepthook = _noting(sys.excepthook)
+
+
+def failing_rank(error: BaseException) -> Rank | None:
+    """The rank of this process, made now where an error ends it before its first batch."""
+    return _rank if isinstance(error, KeyboardInterrupt | SystemExit) else rank()
+
+
 def made_rank() -> Rank | None:
     """The rank of this process on any thread, once the main thread has made it."""
     return _rank
@@ -150,24 +163,31 @@ def _noting(theirs: _Hook) -> _Hook:
     """An uncaught exception is noted in the ring before the user's own hook sees it."""
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> object:
-        _note_exception(kind, error)
+        is_known = _note_exception(kind, error)
         try:
             return theirs(kind, error, traceback)
         finally:
-            _await_word(error)
+            if not is_known:
+                _await_word(error)
 
     return hook
 
 
 @guarded("exception", at_end=True)
-def _note_exception(kind: type[BaseException], error: BaseException) -> None:
-    if _rank is not None:
+def _note_exception(kind: type[BaseException], error: BaseException) -> bool:
+    """True where that was done already: a script's own hook may call the one that was there before it."""
+    global _noted
+    if error is _noted:
+        return True
+    _noted, here = error, failing_rank(error)
+    if here is not None:
         if _ending is not None:
             _ending.forget()
-        _rank.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)
+        here.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)
         if not isinstance(error, KeyboardInterrupt):
             with unheard_children():
-                _rank.failed(error)
+                here.failed(error)
+    return False
 
 
 @guarded("exception", at_end=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from torch_watchdog_agent.hooks.active import guarded, made_rank
+from torch_watchdog_agent.hooks.active import failing_rank, guarded, joined_others
 from torch_watchdog_agent.rescue import sockets
 
 __all__ = ["living", "patch"]
@@ -17,6 +17,7 @@ __all__ = ["living", "patch"]
 def patch(module: ModuleType) -> None:
     module._new_process_group_helper = _listed(module._new_process_group_helper)  # type: ignore[attr-defined]
     module.destroy_process_group = _noticed(module.destroy_process_group)  # type: ignore[attr-defined]
+    module.init_process_group = _joined(module.init_process_group)  # type: ignore[attr-defined]
 
 
 def living() -> list[Any]:
@@ -34,6 +35,16 @@ def _listed(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def _joined(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def join(*args: Any, **kwargs: Any) -> Any:
+        made = theirs(*args, **kwargs)
+        joined_others()
+        return made
+
+    return join
+
+
 def _noticed(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """`finally: destroy_process_group()` runs before anybody hears of the exception, and takes its time."""
 
@@ -47,6 +58,7 @@ def _noticed(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded("groups")
 def _in_flight() -> None:
-    error, here = sys.exception(), made_rank()
+    error = sys.exception()
+    here = None if error is None else failing_rank(error)
     if error is not None and here is not None:
         here.rescuer.noticed(error)
