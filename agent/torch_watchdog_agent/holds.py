@@ -128,7 +128,7 @@ class Holds:
             self._refuse(violation)
             rank.rescuer.at_nothing()  # its state is clean: nothing of the batch has been used
             raise _unanswered(violation, decision.reason)
-        if rank.config.policy == "skip":
+        if rank.config.policy == "skip" and not decision.leaves:  # it does where too many steps were left out already
             rank.say(f"step {step}: {violation.summary}: left out on every rank")
 
     def _refuse(self, violation: Violation) -> bool:

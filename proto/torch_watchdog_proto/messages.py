@@ -318,6 +318,7 @@ class NodeHello:
     session: str = ""  # random per launch: tells a second launch under the same job name from a reconnect
     rendezvous: str = ""
     rules: Mapping[str, Any] = field(default_factory=dict)  # thresholds that this launch changes, by rule
+    max_skips: int | None = None  # of the last 1000 steps, by policy skip; None: an older version, or as the coordinator has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

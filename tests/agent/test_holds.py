@@ -14,7 +14,7 @@ from torch_watchdog_agent.contract.checked import Checked
 from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.holds import Holds
-from torch_watchdog_proto.messages import BatchFact, Noticed, Refused, Violation
+from torch_watchdog_proto.messages import BatchFact, Commit, Noticed, Prepare, Refused, Violation
 
 BAD = Violation(kind="batch.index_out_of_bounds", summary="too large", cause="It is.", fix="Mend it.", batch=BatchFact(key="labels"))
 OF_AN_EVALUATION = "It is a batch of an evaluation, of dev."
@@ -73,3 +73,17 @@ def test_what_is_only_observed_changes_nothing_and_is_said_once(tmp_path: Path, 
     way(rank)
     assert [(type(word), word.violation.cause) for word in rank.told] == [(Noticed, f"It is. {OF_AN_EVALUATION}")] * 2
     assert len(rank.said) == 1 and not rank.quarantined
+
+
+@pytest.mark.parametrize(("leave", "said"), [(False, ["step 5: too large: left out on every rank"]), (True, [])])
+def test_a_step_is_said_to_be_left_out_only_where_the_training_goes_on_after_it(tmp_path: Path, leave: bool, said: list[str]) -> None:
+    rank: Any = Meeting(tmp_path, phase="train", policy="skip")
+    rank.config.hold_timeout_s = 5.0
+    rank.guard = SimpleNamespace(ahead=0)
+    rank.loop.step = 5
+    rank.gate.judge(4)
+    rank.gate.on_order(Prepare(generation=1, veto=5, timeout_s=5.0))
+    decision = Commit(generation=1, veto=5, save=leave, leave=leave, exit_code=65, path="p", reason="too large", grace_s=5.0)
+    rank.gate.on_order(decision)
+    rank.holds.hold_late(BAD)
+    assert rank.said == said

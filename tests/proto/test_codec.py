@@ -278,3 +278,10 @@ def test_garbage_is_a_report_or_a_named_error(data: bytes) -> None:
         codec.read_stored_report(data)
     except codec.MalformedMessageError:
         pass
+
+
+def test_a_node_that_says_nothing_of_skips_is_an_older_one_and_none_at_all_is_a_number() -> None:
+    hello = messages.NodeHello(job="j", node="n", version="0.1.0", policy="skip", command=(), run_dir="/r", max_skips=0)
+    assert codec.read_node_message(through(codec.node_message(hello))).max_skips == 0
+    older = telemetry_pb2.NodeMessage(hello=telemetry_pb2.NodeHello(job="j", policy="skip"))
+    assert codec.read_node_message(older).max_skips is None

@@ -135,7 +135,7 @@ def test_skipping_too_often_turns_into_a_stop() -> None:
     world = job(*(bad(0, step) for step in range(1, 20)), world=2, steps=20, policy="skip", seed=8)
     assert [rank.end for rank in world.attempts[0].ranks] == ["left"] * 2
     assert {tuple(rank.vetoed) for rank in world.attempts[0].ranks} == {tuple(range(1, 11))}
-    assert "no more is allowed" in world.closed[-1].reason
+    assert "10 steps of the last 1000 were left out already (max_skips = 10)" in world.closed[-1].reason
     assert world.closed[-1].exit_code == 65
 
 

@@ -185,3 +185,20 @@ def test_switched_off_the_command_runs_as_if_we_were_not_there(tmp_path: Path) -
     environment = os.environ | {"TORCH_WATCHDOG": "off"}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (7, "False\n", "") and list(tmp_path.iterdir()) == []
+
+
+def test_how_many_steps_may_be_skipped_is_a_setting_of_the_file_and_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_config({}).max_skips is None
+    (tmp_path / "watchdog.toml").write_text("max_skips = 0\n")
+    assert load_config({}).max_skips == 0
+    monkeypatch.setenv("TORCH_WATCHDOG_MAX_SKIPS", "25")
+    assert load_config({}).max_skips == 25
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "true", '"ten"'])
+def test_a_number_of_skips_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
+    (tmp_path / "watchdog.toml").write_text(f"max_skips = {value}\n")
+    with pytest.raises(ConfigError, match="max_skips: must be a whole number of steps, 0 or more"):
+        load_config({})

@@ -26,6 +26,7 @@ DEFAULT_FILE = "watchdog.toml"
 PREFIX = "TORCH_WATCHDOG_"
 SITE_FILE = Path("/etc/torch-watchdog/config.toml")  # of the machine's owner: what it locks wins over every flag
 LONGEST_GRACE_S = 86_400
+MOST_SKIPS = 1_000_000
 HIGHEST_PORT = 65_535
 EXIT_CODES = {"bad_data": EXIT_BAD_DATA, "diverged": EXIT_DIVERGED, "machine": EXIT_MACHINE}
 
@@ -44,6 +45,7 @@ class LaunchConfig:
     """
 
     policy: Policy = "stop"
+    max_skips: int | None = None  # of 1000 steps, by policy skip; None: as the coordinator has it
     daemon: str = "auto"
     job: str | None = None
     directory: Path = Path("watchdog_runs")
@@ -215,6 +217,12 @@ def _seconds(value: Any) -> float:
     raise ValueError(f"must be a number of seconds, more than 0 and at most {LONGEST_GRACE_S}")
 
 
+def _skips(value: Any) -> int:
+    if not isinstance(value, bool) and re.fullmatch(r"[0-9]{1,30}", str(value).strip()):
+        return min(int(value), MOST_SKIPS)
+    raise ValueError("must be a whole number of steps, 0 or more")
+
+
 def _yes_or_no(value: Any) -> bool:
     word = str(value).lower()
     if word in ("true", "1", "yes", "on"):
@@ -284,6 +292,7 @@ _FIELDS = {
 }
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "policy": _one_of(*typing.get_args(Policy)),
+    "max_skips": _skips,
     "daemon": _daemon,
     "job": _job,
     "dir": _folder,

@@ -31,6 +31,7 @@ class NodeConfig:
     policy: Policy
     command: tuple[str, ...]
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    max_skips: int | None = None
     run_dir: Path
     runtime_dir: Path
     ring_dir: Path

@@ -238,7 +238,8 @@ class DaemonLink:
         config = self._config
         return NodeHello(
             job=config.job, node=config.node, version=__version__, policy=config.policy, command=_shortened(config.command), run_dir=str(config.run_dir),
-            nodes=config.nodes, node_rank=config.node_rank, rules=config.rules, session=config.session, rendezvous=config.rendezvous,
+            nodes=config.nodes, node_rank=config.node_rank, rules=config.rules, max_skips=config.max_skips, session=config.session,
+            rendezvous=config.rendezvous,
         )  # fmt: skip
 
     def _control_hello(self) -> ControlHello:

@@ -32,6 +32,7 @@ from torch_watchdog_proto.messages import (
 )
 from torch_watchdog_proto.stop.events import (
     NO_CHECKPOINT,
+    NO_MORE_SKIPS,
     CancelRequested,
     Effect,
     Event,
@@ -47,10 +48,10 @@ from torch_watchdog_proto.stop.order import OpenOrder, closed, commit_of, is_ski
 from torch_watchdog_proto.stop.recognise import Ranks, recognise
 from torch_watchdog_proto.stop.table import TABLE, Deed, Row, State, Trigger
 
-__all__ = ["Coordinator"]
+__all__ = ["MAX_SKIPS", "Coordinator"]
 
 REQUEST_TIMEOUT_S = 10.0  # for the acks of an order that no rank holds for
-MAX_SKIPS, OF_STEPS = 10, 1000  # policy skip turns into stop when more than so many of the last steps would be skipped
+MAX_SKIPS, OF_STEPS = 10, 1000  # policy skip turns into stop when more than so many of the last steps would be left out
 _Deed: TypeAlias = Callable[[Event, float], tuple[Effect, ...]]
 _M = TypeVar("_M")
 
@@ -71,8 +72,10 @@ class Coordinator:
         checkpoints_dir: str,
         grace_s: float = 300.0,
         generation: int = 0,
+        max_skips: int = MAX_SKIPS,
     ) -> None:
-        self._skipped = deque[int](maxlen=MAX_SKIPS)
+        self._max_skips = min(max_skips, OF_STEPS)
+        self._skipped = deque[int](maxlen=self._max_skips)
         self._ranks = Ranks(world=frozenset(range(world_size)))
         self._policy = policy
         self._checkpoints_dir = checkpoints_dir
@@ -164,8 +167,8 @@ class Coordinator:
         reason = hold.violation.summary
         if self._policy == "stop":
             return True, reason
-        if len(self._skipped) == MAX_SKIPS and hold.step - self._skipped[0] < OF_STEPS:
-            return True, f"{reason}; {MAX_SKIPS} steps of the last {OF_STEPS} were skipped already, no more is allowed"
+        if len(self._skipped) == self._max_skips and (not self._skipped or hold.step - self._skipped[0] < OF_STEPS):
+            return True, f"{reason}{NO_MORE_SKIPS}{_budget_used(self._max_skips)}"
         self._skipped.append(hold.step)
         return False, reason
 
@@ -294,6 +297,15 @@ class Coordinator:
     @staticmethod
     def _tell(ranks: Iterable[int], order: Order) -> tuple[Effect, ...]:
         return tuple(Tell(rank=rank, order=order) for rank in sorted(ranks))
+
+
+def _budget_used(max_skips: int) -> str:
+    already = (
+        f"{max_skips} {'step' if max_skips == 1 else 'steps'} of the last {OF_STEPS} were left out already"
+        if max_skips
+        else "no step may be left out"
+    )
+    return f"{already} (max_skips = {max_skips}): this batch stops the job"
 
 
 def _message(event: Event, kind: type[_M]) -> _M:

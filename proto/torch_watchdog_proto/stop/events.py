@@ -9,6 +9,7 @@ from torch_watchdog_proto.messages import Order, RankMessage, Violation
 
 __all__ = [
     "NO_CHECKPOINT",
+    "NO_MORE_SKIPS",
     "CancelRequested",
     "CheckpointFact",
     "Closed",
@@ -23,10 +24,12 @@ __all__ = [
     "StopRequested",
     "Tell",
     "Tick",
+    "why_no_more_skips",
 ]
 
 OrderKind: TypeAlias = Literal["batch", "order.stop", "order.checkpoint", "order.preemption", "loss.not_finite"]
 NO_CHECKPOINT = "; no checkpoint: "  # in an order's reason, before why
+NO_MORE_SKIPS = "; no more skips: "  # the same, of policy skip that stops
 
 
 # Events
@@ -140,3 +143,8 @@ class Refusal:
 
 
 Effect: TypeAlias = Tell | Found | Opened | Closed | Refusal
+
+
+def why_no_more_skips(reason: str) -> str:
+    """Of an order's reason: why policy skip stops the job, empty where it does not."""
+    return reason.partition(NO_MORE_SKIPS)[2].partition(NO_CHECKPOINT)[0]

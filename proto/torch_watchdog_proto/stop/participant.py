@@ -54,7 +54,9 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Go on with a sanitised copy of the held batch: every rank has promised to veto the step."""
+    """Go on with a sanitised copy of the held batch: every rank has promised to veto the step. `leaves`: and the job stops there."""
+
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class Participant:
     def at_hold(self, step: int, *, deadline: float, now: float) -> AtHold:
         """What a rank must do that holds a bad batch for `step`."""
         if step in self._vetoes:
-            return Released()
+            return Released(leaves=self._vetoes[step].leave)
         if step in self._given_up:
             return GivenUp(self._given_up[step] or "the order was given up")
         if now < deadline:

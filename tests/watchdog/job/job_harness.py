@@ -36,9 +36,9 @@ BAD_TOKEN = m.Violation(
 class Run:
     """A job with a hand-moved clock, and what came out of it."""
 
-    def __init__(self, policy: m.Policy = "stop", world_size: int = 2, **more: Any) -> None:
+    def __init__(self, policy: m.Policy = "stop", world_size: int = 2, max_skips: int | None = None, **more: Any) -> None:
         self.now, self.world_size, self.effects = 1_800_000_000.0, world_size, list[Effect]()
-        self.job = Job(replace(HELLO, policy=policy), started_s=self.now, **more)
+        self.job = Job(replace(HELLO, policy=policy, max_skips=max_skips), started_s=self.now, **more)
         self.handle(NodeJoined(hello=HELLO))
 
     def handle(self, event: Any) -> tuple[Effect, ...]:
@@ -114,13 +114,13 @@ def orders(effects: Iterable[Effect]) -> list[tuple[int, type]]:
     return [(effect.tell.rank, type(effect.tell.order)) for effect in effects if isinstance(effect, SendOrder)]
 
 
-def stop_at(run: Run, step: int) -> None:
+def stop_at(run: Run, step: int, generation: int = 1) -> None:
     """A bad batch on rank 1, and every rank does what it is told."""
     run.say(hold(1, step))
     for rank in range(run.world_size):
-        run.say(m.Ack(rank=rank, generation=1, passed=step - 1))
+        run.say(m.Ack(rank=rank, generation=generation, passed=step - 1))
     for rank in range(run.world_size):
-        run.say(m.Saved(rank=rank, generation=1, updates_applied=step, path="p", format="callback"))
-    run.say(m.Committed(rank=0, generation=1))
+        run.say(m.Saved(rank=rank, generation=generation, updates_applied=step, path="p", format="callback"))
+    run.say(m.Committed(rank=0, generation=generation))
     for rank in range(run.world_size):
-        run.say(m.Left(rank=rank, generation=1, updates_applied=step))
+        run.say(m.Left(rank=rank, generation=generation, updates_applied=step))

@@ -191,3 +191,45 @@ def test_an_order_that_waits_for_a_rank_shows_which_and_what_state_it_is_in() ->
     assert "no word from ranks 1 in time (preparing); stopped processes: rank 1 (`kill -CONT 101` on node)" in run.incidents[0]["summary"]
     is_now("S")
     assert phases() == ["train", "start"]
+
+
+def leave_out(run: Run, number: int, step: int) -> None:
+    """Rank 1 holds a bad batch, and every rank leaves its step out."""
+    run.say(hold(1, step))
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=number, passed=step - 1))
+    for rank in (0, 1):
+        run.say(m.Vetoed(rank=rank, generation=number, step=step))
+
+
+@pytest.mark.parametrize(("max_skips", "allowed"), [(None, 10), (2, 2), (1, 1)])
+def test_the_batch_that_may_not_be_skipped_any_more_stops_the_job_and_says_why(max_skips: int | None, allowed: int) -> None:
+    run = Run("skip", max_skips=max_skips)
+    run.hello(0, 1)
+    for number in range(allowed):
+        leave_out(run, number + 1, 5 + number)
+    assert run.job.outcome().lines == ()
+    stop_at(run, 50, generation=allowed + 1)
+    assert run.end(0) == 65
+    steps = "1 step" if allowed == 1 else f"{allowed} steps"
+    why = f"{steps} of the last 1000 were left out already (max_skips = {allowed}): this batch stops the job"
+    assert run.job.outcome().lines == (why,)
+    last = run.incidents[-1]
+    assert last["action"]["exit_code"] == 65 and why in last["cause"]
+    assert not any("max_skips" in incident["cause"] for incident in run.incidents[:-1])
+
+
+def test_where_no_step_may_be_left_out_the_first_bad_batch_stops_the_job() -> None:
+    run = Run("skip", max_skips=0)
+    run.hello(0, 1)
+    stop_at(run, 5)
+    assert run.end(0) == 65
+    assert run.job.outcome().lines == ("no step may be left out (max_skips = 0): this batch stops the job",)
+
+
+def test_steps_that_were_left_out_long_ago_do_not_count() -> None:
+    run = Run("skip", max_skips=1)
+    run.hello(0, 1)
+    leave_out(run, 1, 5)
+    leave_out(run, 2, 1005)
+    assert [incident["action"]["exit_code"] for incident in run.incidents] == [None, None]

@@ -83,6 +83,8 @@ class Ending:
 
     def lines(self) -> Iterable[str]:
         """What a person should know of orders that did not come to what they were for."""
+        if self._closed is not None and (why := stop.why_no_more_skips(self._closed.reason)):
+            yield why
         if self._closed is not None and stop.NO_CHECKPOINT in self._closed.reason:
             yield f"no checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
         if self._closed is None and self._given_up is not None:

@@ -15,7 +15,7 @@ from torch_watchdog.rules.sign import About, Sign
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.names import spoken
-from torch_watchdog_proto.stop.events import NO_CHECKPOINT, Closed
+from torch_watchdog_proto.stop.events import NO_CHECKPOINT, Closed, why_no_more_skips
 from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = [
@@ -154,7 +154,9 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
         changes["summary"] = f"{found['summary']}; given up: {order.reason}"
     elif is_order(found) and NO_CHECKPOINT in order.reason:
         changes["summary"] = f"{found['summary']}{NO_CHECKPOINT}{order.reason.partition(NO_CHECKPOINT)[2]}"
-    return dict(found) | changes
+    told = dict(found) | changes
+    why = why_no_more_skips(order.reason) if stopped else ""
+    return with_reason(told, why) if why else told
 
 
 def is_order(incident: Mapping[str, Any]) -> bool:

@@ -69,7 +69,7 @@ class Job:
         self._log = EventLog(events)
         self._shared = Shared(
             policy=hello.policy, checkpoints_dir=f"{hello.run_dir}/checkpoints", grace_s=grace_s, casebook=self._casebook, log=self._log,
-            away=self._away, rules=hello.rules,
+            away=self._away, rules=hello.rules, max_skips=hello.max_skips,
         )  # fmt: skip
         self._attempt = Attempt(0, self._shared)
         self._loaders = LoaderLooks()

@@ -17,7 +17,7 @@ from torch_watchdog.job.ranks import RankState, with_the_stopped
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.exit_codes import exit_code_of
 from torch_watchdog_proto.stop import events as stop
-from torch_watchdog_proto.stop.coordinator import Coordinator
+from torch_watchdog_proto.stop.coordinator import MAX_SKIPS, Coordinator
 
 __all__ = ["Orders", "Shared"]
 
@@ -35,6 +35,7 @@ class Shared:
     log: EventLog
     away: set[str]
     rules: Mapping[str, Any]
+    max_skips: int | None
 
 
 class Orders:
@@ -63,7 +64,7 @@ class Orders:
         shared, self._world_size = self._shared, world_size
         self._coordinator = Coordinator(
             world_size=world_size, policy=shared.policy, checkpoints_dir=shared.checkpoints_dir, grace_s=shared.grace_s,
-            generation=shared.log.last_generation(self._number),
+            generation=shared.log.last_generation(self._number), max_skips=MAX_SKIPS if shared.max_skips is None else shared.max_skips,
         )  # fmt: skip
 
     @property

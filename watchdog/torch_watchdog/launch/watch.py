@@ -194,6 +194,7 @@ def _node_config(seat: Seat, command: Sequence[str], runtime_dir: Path, ring_dir
         policy=seat.config.policy,
         command=tuple(command),
         rules=seat.config.rules,
+        max_skips=seat.config.max_skips,
         run_dir=seat.directory.root,
         runtime_dir=runtime_dir,
         ring_dir=ring_dir,
