@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,10 @@ import pytest
 from fleet_harness import BAD_TOKEN, Fleet, until
 from http_receiver import HttpReceiver
 
-from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog.daemon.client import DaemonClient
+from torch_watchdog.daemon.config import AlertsConfig, DaemonConfig
+from torch_watchdog.daemon.embedded import EmbeddedDaemon
+from torch_watchdog_proto import __version__
 from torch_watchdog_proto import messages as m
 
 
@@ -108,3 +113,18 @@ def test_the_terminal_of_a_launch_hears_none_of_it(root: Path) -> None:
         run_that_dies(fleet)
         until(lambda: fleet.get("api/v1/jobs/job").json()["state"] == "ended")
     assert fleet.said == []
+
+
+class FullDisk:
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_that_cannot_be_written_costs_its_own_lines_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, a reader of a pipe that is gone: what failed came up in the call of a node, and the effects behind it were not done."""
+    known = DaemonConfig(runs_dir=root / "runs", listen=(f"unix:{root / 'socket'}",), audit_file=root / "audit.jsonl")
+    hello = m.NodeHello(job="job", node="node-0", version=__version__, policy="stop", command=(), run_dir=str(root), session="s")
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    with EmbeddedDaemon(known) as daemon, DaemonClient(daemon.addresses[0]) as client:
+        client.goodbye(hello, m.NodeGoodbye(exit_code=0))
+        assert client.job("job").state == "ended"

@@ -6,7 +6,6 @@ Owns the thread. Whatever happens in it, leaving the context takes bounded time.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from typing import Self
 from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.main import run_daemon
 from torch_watchdog.errors import DaemonStartError
+from torch_watchdog.launch.say import say as say_on_terminal
 from torch_watchdog_proto.loops import quiet_grpc_noise
 
 __all__ = ["EmbeddedDaemon"]
@@ -24,14 +24,10 @@ _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 15.0
 
 
-def _to_terminal(line: str) -> None:
-    sys.stderr.write(f"[torch-watchdog] {line}\n")
-
-
 class EmbeddedDaemon:
     """Context manager: inside it the daemon answers at `addresses`. Leaving it flushes the store, in bounded time."""
 
-    def __init__(self, config: DaemonConfig, *, say: Callable[[str], None] = _to_terminal) -> None:
+    def __init__(self, config: DaemonConfig, *, say: Callable[[str], None] = say_on_terminal) -> None:
         """`say` gets lines for the terminal, without the prefix; from the daemon's thread."""
         self._config = config
         self._say = say
