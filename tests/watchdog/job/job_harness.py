@@ -114,13 +114,14 @@ def orders(effects: Iterable[Effect]) -> list[tuple[int, type]]:
     return [(effect.tell.rank, type(effect.tell.order)) for effect in effects if isinstance(effect, SendOrder)]
 
 
-def stop_at(run: Run, step: int, generation: int = 1) -> None:
-    """A bad batch on rank 1, and every rank does what it is told."""
+def stop_at(run: Run, step: int, generation: int = 1, *, updates: int | None = None) -> None:
+    """A bad batch on rank 1, and every rank does what it is told. `updates`: that the ranks had applied; None: as many as steps."""
+    updates = step if updates is None else updates
     run.say(hold(1, step))
     for rank in range(run.world_size):
         run.say(m.Ack(rank=rank, generation=generation, passed=step - 1))
     for rank in range(run.world_size):
-        run.say(m.Saved(rank=rank, generation=generation, updates_applied=step, path="p", format="callback"))
+        run.say(m.Saved(rank=rank, generation=generation, updates_applied=updates, path="p", format="callback"))
     run.say(m.Committed(rank=0, generation=generation))
     for rank in range(run.world_size):
-        run.say(m.Left(rank=rank, generation=generation, updates_applied=step))
+        run.say(m.Left(rank=rank, generation=generation, updates_applied=updates))

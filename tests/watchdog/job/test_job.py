@@ -49,7 +49,7 @@ def test_an_incident_of_a_resumed_launch_names_the_updates_before_its_step() -> 
     run = Run()
     run.hello(0, 1)
     run.report(resumed_steps(0, 0, [1.0] * 5, began=23), resumed_steps(1, 0, [1.0] * 5, began=23))
-    stop_at(run, 5)
+    stop_at(run, 5, updates=28)
     assert [(found["step"], found["framework_step"]) for found in run.incidents] == [(5, 28)]
     jsonschema.validate(run.incidents[0], json.loads(SCHEMA.read_text()))
 
@@ -57,11 +57,43 @@ def test_an_incident_of_a_resumed_launch_names_the_updates_before_its_step() -> 
 def test_an_incident_that_is_found_before_the_first_report_names_them_at_the_end() -> None:
     run = Run()
     run.hello(0, 1)
-    stop_at(run, 2)
+    run.say(hold(1, 2))
     assert run.incidents[0]["framework_step"] is None
     run.report(resumed_steps(1, 0, [1.0] * 2, began=23))
     run.end(65)
     assert run.incidents[0]["framework_step"] == 25
+
+
+def with_vetoes(block: m.StepBlock, *vetoed: int) -> m.StepBlock:
+    before = [sum(skipped <= step for skipped in vetoed) for step in block.step]
+    applied = tuple(step + 1 - left_out for step, left_out in zip(block.step, before, strict=True))
+    return replace(block, updates_applied=applied, vetoed=tuple(step in vetoed for step in block.step))
+
+
+@pytest.mark.parametrize("reported", [6, 7, 8, 9])
+def test_steps_that_were_left_out_since_the_newest_report_are_no_updates(reported: int) -> None:
+    """Steps 3 and 6 were: 6 updates before step 8, whatever of the last skip has been reported, and no checkpoint says it."""
+    run = Run("skip")
+    run.hello(0, 1)
+    for number, step in enumerate((3, 6), 1):
+        run.say(hold(1, step))
+        for rank in (0, 1):
+            run.say(m.Ack(rank=rank, generation=number, passed=step - 1))
+        for rank in (0, 1):
+            run.say(m.Vetoed(rank=rank, generation=number, step=step))
+    vetoed = (3, 6, 8) if reported == 9 else (3, 6)
+    run.report(*(with_vetoes(steps(rank, 0, [1.0] * reported), *vetoed) for rank in (0, 1)))
+    run.say(hold(1, 8))
+    assert run.incidents[-1]["framework_step"] == 6
+
+
+def test_the_updates_before_a_stop_are_those_that_its_checkpoint_holds() -> None:
+    """A daemon that came back in between has heard of no skip."""
+    run = Run()
+    run.hello(0, 1)
+    run.report(*(resumed_steps(rank, 0, [1.0] * 5, began=0) for rank in (0, 1)))
+    stop_at(run, 8, updates=6)
+    assert [(found["step"], found["framework_step"]) for found in run.incidents] == [(8, 6)]
 
 
 def test_a_launch_that_resumed_nothing_names_steps_alone() -> None:

@@ -154,6 +154,9 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
         changes["summary"] = f"{found['summary']}; given up: {order.reason}"
     elif is_order(found) and NO_CHECKPOINT in order.reason:
         changes["summary"] = f"{found['summary']}{NO_CHECKPOINT}{order.reason.partition(NO_CHECKPOINT)[2]}"
+    if stopped and order.updates_applied is not None and order.stop_step == found["step"] is not None:
+        # What the ranks have counted is newer than their reports.
+        changes["framework_step"] = None if order.updates_applied == order.stop_step else order.updates_applied
     told = dict(found) | changes
     why = why_no_more_skips(order.reason) if stopped else ""
     return with_reason(told, why) if why else told

@@ -6,7 +6,7 @@ Owns per-rank counters of one attempt; decides nothing. Pure: `now` is an argume
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch_watchdog_proto.envelopes import RankStatus
 from torch_watchdog_proto.messages import (
@@ -27,6 +27,8 @@ from torch_watchdog_proto.rescue_words import Failed
 from torch_watchdog_proto.stop.events import Closed
 
 __all__ = ["RankState", "with_the_stopped"]
+
+_MAX_LEFT_OUT = 1000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class RankState:
     last_seen_s: float | None = None
     updates_applied: int | None = None
     began_at_update: int | None = None
+    left_out: set[int] = field(default_factory=set)  # the newest steps without an update: reported so, or ordered so and not yet reported
 
     def hear(self, message: RankMessage, now: float) -> None:
         """A control message is a sign of life, and tells the phase."""
@@ -97,13 +100,23 @@ class RankState:
         if block.step[0] == 0:
             self.began_at_update = block.updates_applied[0] - (not first_vetoed)
         self.updates_applied = block.updates_applied[-1]
+        if self.left_out or any(block.vetoed):
+            self.left_out -= set(block.step)
+            self._leave_out(step for step, vetoed in zip(block.step, block.vetoed, strict=False) if vetoed)
+
+    def _leave_out(self, steps: Iterable[int]) -> None:
+        self.left_out.update(steps)
+        if len(self.left_out) > _MAX_LEFT_OUT:
+            self.left_out = set(sorted(self.left_out)[-_MAX_LEFT_OUT:])
 
     def updates_before(self, step: int | None) -> int | None:
         """How many updates the model had when that step began, a step that is not far from the newest."""
-        if step is None or self.began_at_update is None or self.updates_applied is None or self.last_step is None:
+        if step is None or self.updates_applied is None or self.last_step is None:
             return None
-        vetoed = self.began_at_update + self.last_step + 1 - self.updates_applied
-        return self.began_at_update + step - (vetoed if step > self.last_step else 0)
+        reported = self.last_step + 1
+        low, high = min(step, reported), max(step, reported)
+        updates = high - low - sum(low <= left_out < high for left_out in self.left_out)
+        return self.updates_applied + (updates if step > reported else -updates)
 
     def gone(self) -> None:
         self.alive, self.phase = False, "end"
@@ -117,6 +130,8 @@ class RankState:
         """What it was sent."""
         if isinstance(order, Prepare | Commit | Abandon):
             self.asked = isinstance(order, Prepare)
+        if isinstance(order, Commit) and order.veto is not None:
+            self._leave_out((order.veto,))
 
     def status(self) -> RankStatus:
         phase = self.phase if not self.alive else "stopped" if self.stopped else "asked" if self.asked else self.phase
