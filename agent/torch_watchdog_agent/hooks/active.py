@@ -112,7 +112,7 @@ def joined_others() -> None:
 
 def failing_rank(error: BaseException) -> Rank | None:
     """The rank of this process, made now where an error ends it before its first batch."""
-    return _rank if isinstance(error, KeyboardInterrupt | SystemExit) else rank()
+    return _rank if _rank is not None or isinstance(error, KeyboardInterrupt | SystemExit) else rank()
 
 
 def made_rank() -> Rank | None:
