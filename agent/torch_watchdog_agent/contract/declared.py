@@ -5,8 +5,10 @@ Owns the list of them. The guard adds `declared_rules()` to the learned rules wh
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,18 @@ from torch_watchdog_agent.contract.bounds import BIG
 from torch_watchdog_agent.contract.frames import Place
 from torch_watchdog_agent.contract.recipe import Recipe
 from torch_watchdog_agent.contract.rules import TRACES_FOR_DIRECT, Rule
+from torch_watchdog_proto.names import spoken
 
-__all__ = ["all_declared", "declare_bound", "declared_rules", "declared_version", "take_settings"]
+__all__ = ["all_declared", "declare_bound", "declared_rules", "declared_version", "meets_none", "take_settings"]
 
-_rules: dict[str, Rule] = {}
+_rules: dict[str, Rule] = {}  # by the name as it was written
 _version = 0
 
 
 def declare_bound(key: str, *, low: int = 0, high: int | None = None, ignored: int | None = None) -> None:
     """Every element of the batch's tensor `key` must be within `low` and `high`, both included, or be `ignored`. A batch that breaks it is a bad batch.
 
-    `key` is the tensor's path in the batch: `labels`, `0.targets`, `1`. Declared again, the last word counts. Raises ValueError for an empty range.
+    `key` is the tensor's path in the batch, `labels`, `0.targets`, `1`, or as people are told it: `batch[0].targets`. Declared again, the last word counts. Raises ValueError for an empty range.
     """
     frame = sys._getframe(1)
     _declare(key, low, high, ignored, source=f"{Path(frame.f_code.co_filename)}:{frame.f_lineno}")
@@ -38,7 +41,14 @@ def take_settings(bounds: Mapping[str, Any]) -> None:
 
 def declared_rules(keys: Iterable[str]) -> list[Rule]:
     """The rules for a batch that has these tensors."""
-    return [_rules[key] for key in keys if key in _rules] if _rules else []
+    if not _rules:
+        return []
+    return [_held_to(key, _rules[name]) for key in keys for name in dict.fromkeys((key, spoken(key))) if name in _rules]
+
+
+def meets_none(rule: Rule, keys: Collection[str]) -> bool:
+    """Whether no tensor of these is the one that was declared."""
+    return rule.arg not in keys and all(spoken(key) != rule.arg for key in keys)
 
 
 def all_declared() -> list[Rule]:
@@ -54,10 +64,10 @@ def _declare(key: str, low: int, high: int | None, ignored: int | None, *, sourc
     global _version
     if high is not None and high < low:
         raise ValueError(f"the bound of {key!r} allows nothing: low is {low}, high is {high}; swap them")
+    for other in [name for name in _rules if name == spoken(key) or spoken(name) == key]:
+        del _rules[other]  # the same tensor in the other spelling
     place = Place(module=None, source=source, op="declared", call=(source, 0))
-    recipe = Recipe(
-        leaves={0: key}, constants={}, steps=(), outputs=(0,), batches=frozenset(), form=("declared", key), casts=False
-    )  # fmt: skip
+    recipe = _recipe(key)
     _rules[key] = Rule(
         order=-1,
         op="declared",
@@ -75,3 +85,13 @@ def _declare(key: str, low: int, high: int | None, ignored: int | None, *, sourc
         traces=TRACES_FOR_DIRECT,
     )
     _version += 1
+
+
+def _recipe(key: str) -> Recipe:
+    return Recipe(leaves={0: key}, constants={}, steps=(), outputs=(0,), batches=frozenset(), form=("declared", key), casts=False)
+
+
+@functools.cache  # rules are known by identity
+def _held_to(key: str, rule: Rule) -> Rule:
+    """Of a bound that was written as people are told the tensor."""
+    return rule if rule.arg == key else replace(rule, arg=key, recipe=_recipe(key))

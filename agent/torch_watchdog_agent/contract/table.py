@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_watchdog_agent.contract.bounds import BIG
-from torch_watchdog_agent.contract.declared import all_declared
+from torch_watchdog_agent.contract.declared import all_declared, declared_rules, meets_none
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Size
@@ -18,8 +18,9 @@ __all__ = ["as_table", "unmet_bounds"]
 def as_table(contract: Contract, on_device: Mapping[Rule, str]) -> dict[str, object]:
     """What is guarded, what is not and why. `on_device`: rules that a batch on a device is not held to in every step, and why."""
     met = {key for tensors, *_ in contract.traces_of for key, *_ in tensors}
-    amiss = [rule for rule in all_declared() if met and rule.arg not in met]
-    rules = [*(rule for rule in all_declared() if rule not in amiss), *sorted(contract.rules.values(), key=lambda rule: rule.order)]
+    amiss = [rule for rule in all_declared() if met and meets_none(rule, met)]
+    declared = declared_rules(sorted(met)) if met else all_declared()
+    rules = [*declared, *sorted(contract.rules.values(), key=lambda rule: rule.order)]
     guarded = [
         _row(rule) for rule in rules if rule.usable and (rule.recipe.leaves or rule.recipe.steps or rule.kind in ("spread", "reach"))
     ]

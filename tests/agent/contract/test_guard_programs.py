@@ -192,6 +192,24 @@ def test_bounds_of_the_settings_hold_from_the_first_batch_on(monkeypatch: pytest
         assert (found.batch.key, found.batch.value, found.bound.learned_from) == (key, value, "declared by you")
 
 
+@pytest.mark.parametrize("name", ["0.ids", "batch[0].ids"])
+def test_a_bound_may_be_declared_by_the_path_and_by_what_people_are_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declared, "_rules", {})
+    declared.take_settings({"batch[0].ids": {"high": 5}})
+    declared.take_settings({"0.ids": {"high": 6}})
+    declared.take_settings({name: {"high": 3}})  # the last word, in whichever spelling
+    loop = Loop(Net(), lambda model, batch: step(model, {"ids": batch[0]["ids"], "y": batch[1]}))
+    legal = ({"ids": torch.randint(0, 4, (4, 6))}, torch.tensor([1, 3, 2, 1]))
+    loop.train([legal] * 4)
+    bad = legal[0]["ids"].clone()
+    bad[2, 2] = 4
+    found = loop.guard.fetched(({"ids": bad}, legal[1]), indices=None, worker=None).violation
+    assert found is not None and (found.batch.key, found.summary) == ("0.ids", "batch[0].ids[2, 2] = 4, allowed 0..3 as declared")
+    contract: Any = loop.guard.contract()
+    assert unmet_bounds(contract) == []
+    assert [(row["key"], row["bound"]["high"]) for row in contract["guarded"] if row["op"] == "declared"] == [("0.ids", 3)]
+
+
 def test_a_broken_declaration_is_told_as_one_and_one_that_no_batch_meets_is_not_called_covered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declared, "_rules", {})
     declared.take_settings({"y": {"low": 1, "high": 3}, "lables": {"high": 3}})
