@@ -184,14 +184,22 @@ def _from_one(facts: Facts) -> tuple[str, str] | None:
             "the head has one class too few (num_labels), or this label is wrong.",
             "Enlarge the head (num_labels, id2label), or correct the label; classes start at 0.",
         )
-    seen = facts.tensor[facts.tensor >= 0]  # an ignored label is none
-    start = (
-        "the ids probably start at 1 instead of 0" if bool((seen == 1).any()) else "the ids start at 1 instead of 0, or this label is wrong"
-    )
+    if _smallest_class(facts) != 1:
+        return None  # a class in the middle was the first that was met, perhaps: nothing says where they begin
+    start = "the ids start at 1 instead of 0, or this label is wrong"
+    if bool((facts.tensor == 1).any()):
+        start = "the ids probably start at 1 instead of 0"
     return (
         f"The class id {facts.value} equals the number of classes ({facts.rows}), and no 0 was seen ({facts.evidence}): {start}.",
         "Renumber the classes so that they start at 0, or enlarge the head (num_labels, id2label).",
     )
+
+
+def _smallest_class(facts: Facts) -> int:
+    """That was seen; an ignored label is none."""
+    here = int(facts.tensor[facts.tensor >= 0].min())
+    before = facts.past.low if facts.past is not None else None
+    return min(here, int(before)) if before is not None and before >= 0 else here
 
 
 def _unknown_label(facts: Facts) -> tuple[str, str] | None:

@@ -103,9 +103,12 @@ def labels(*values: int) -> torch.Tensor:
         (labels(4, 1, 2), Past(batches=3, low=1, high=3), True),
         (labels(4, 0, 2), None, False),
         (labels(4, 1, 2), Past(batches=3, low=0, high=3), False),
+        (labels(4, 2, 2), Past(batches=3, low=1, high=3), True),
+        (labels(4, 3, 2), Past(batches=3, low=2, high=3), False),
+        (labels(4, 3, -100), None, False),
     ],
 )
-def test_ids_are_said_to_start_at_1_only_where_no_0_was_seen(tensor: torch.Tensor, past: Past | None, starts_at_1: bool) -> None:
+def test_ids_are_said_to_start_at_1_only_where_1_is_the_smallest_that_was_seen(tensor: torch.Tensor, past: Past | None, starts_at_1: bool) -> None:
     said = told(tensor, 4, key="labels", op="cross_entropy", rows=4, past=past)
     assert ("start at 1" in said.cause) is starts_at_1
 

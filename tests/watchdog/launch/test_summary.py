@@ -162,6 +162,19 @@ def test_the_headline_says_what_was_done(policy: str, exit_code: int, words: str
     assert words in summarise([incident], replace(END, stopped_by_us=False, exit_code=exit_code))[0]
 
 
+@pytest.mark.parametrize(
+    ("policy", "exit_code", "words"),
+    [
+        ("none", 0, "ended with a warning: batch.shape"), ("none", 1, "failed, after a warning: batch.shape"),
+        ("observe", 0, "observed, nothing was changed: batch.shape, a warning"),
+    ],
+)  # fmt: skip
+def test_the_headline_of_a_warning_calls_it_one(policy: str, exit_code: int, words: str) -> None:
+    incident = INCIDENT | {"kind": "batch.shape", "severity": "warning", "action": {"policy": policy}}
+    headline = summarise([incident], replace(END, exit_code=exit_code, stopped_by_us=False))[0]
+    assert headline == f"job {END.job} {words} (exit code {exit_code})"
+
+
 def test_a_stop_that_somebody_asked_for_names_no_culprit_and_no_fix() -> None:
     order = {
         "kind": "order.stop",

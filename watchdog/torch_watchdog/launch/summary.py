@@ -245,9 +245,12 @@ def _headline(incident: Incident, end: JobEnd) -> str:
         what = "failed (it was observed, nothing was changed)" if end.exit_code else "observed, nothing was changed"
     elif incident.get("kind") == "rank.died" and incident.get("severity") == "warning":
         what = "was ended from outside"
+    elif incident.get("severity") == "warning":
+        what = "failed, after a warning" if end.exit_code else "ended with a warning"
     else:
         what = "failed" if end.exit_code else "ended"
-    return f"job {end.job} {what}: {incident.get('kind')} (exit code {end.exit_code})"
+    only = ", a warning" if incident.get("severity") == "warning" and what.endswith("nothing was changed") else ""
+    return f"job {end.job} {what}: {incident.get('kind')}{only} (exit code {end.exit_code})"
 
 
 def _facts(incident: Incident, here: str) -> list[str]:
