@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -79,8 +80,12 @@ def test_an_interrupted_scan_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert cut.code == 65
     assert not found(cut)["finished"]
     assert [entry["dataset_index"] for entry in found(cut)["bad"]] == [50]
-    assert "--after" in cut.err
-    rest = scan(tmp_path, "--bad-ids", 50, 350, ranks=1, options=("--json", "--job", "rest", "--after", "watchdog_runs/cut"))
+    assert "scan: not finished: so far 1 of " in cut.err and "no sample would fail" not in cut.err
+    line = next(line for line in cut.err.splitlines() if "--after" in line).removeprefix("[torch-watchdog] ")
+    typed = shlex.split(line.replace("--dies 201", ""))  # as printed, but for what ended it
+    assert typed[:7] == ["watchdog", "scan", "--job", "cut", "--after", "watchdog_runs/cut", "--json"]
+    rest = launch(tmp_path, [*watchdog(), *typed[1:]])
+    assert "samples would fail; the rest was looked at by the scan before" in rest.err
     assert rest.code == 65
     assert found(rest)["finished"]
     assert [entry["dataset_index"] for entry in found(rest)["bad"]] == [50, 350]

@@ -27,7 +27,8 @@ _version = 0
 def declare_bound(key: str, *, low: int = 0, high: int | None = None, ignored: int | None = None) -> None:
     """Every element of the batch's tensor `key` must be within `low` and `high`, both included, or be `ignored`. A batch that breaks it is a bad batch.
 
-    `key` is the tensor's path in the batch, `labels`, `0.targets`, `1`, or as people are told it: `batch[0].targets`. Declared again, the last word counts. Raises ValueError for an empty range.
+    `key` is the tensor's path in the batch, `labels`, `0.targets`, `1`, or as people are told it: `batch[0].targets`. Declared again, the last word
+    counts. Raises ValueError for an empty range.
     """
     frame = sys._getframe(1)
     _declare(key, low, high, ignored, source=f"{Path(frame.f_code.co_filename)}:{frame.f_lineno}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from torch_watchdog.cli.options import json_option, settings
+from torch_watchdog.cli.options import given_words, json_option, settings
 from torch_watchdog.cli.output import print_json, print_table
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.launch.plan import job_name
@@ -53,7 +54,22 @@ def command(context: click.Context, /, words: tuple[str, ...], job: str | None, 
             follow(process, run_dir)
         except KeyboardInterrupt:  # the command has got it too
             process.wait()
-    return _told(read_results(run_dir), process.returncode, run_dir, log, as_json=as_json)
+    results = read_results(run_dir)
+    _show(results, run_dir, process.returncode, goes_on=after is not None, as_json=as_json)
+    if not results.finished:
+        _say_unfinished(
+            process.returncode, log, to_go_on(given_words(context), run_dir, words, as_json=as_json) if begun(results) else None
+        )
+    return results.exit_code(process.returncode)
+
+
+def to_go_on(given: Sequence[str], run_dir: Path, words: Sequence[str], *, as_json: bool) -> str:
+    """The line to type. `given`: our own options as they were typed, of which only some may stand before the command."""
+    pairs = list(zip(given[::2], given[1::2], strict=False))
+    before = [word for name, value in pairs if name in ("--config", "--daemon") for word in (name, value)]
+    behind = [word for name, value in pairs if name in ("--job", "--dir") for word in (name, value)]
+    shown = ["--json"] if as_json else []
+    return shlex.join(["watchdog", *before, "scan", *behind, "--after", os.path.relpath(run_dir), *shown, *words])
 
 
 def _new_run_dir(parent: Path, name: str) -> Path:
@@ -71,24 +87,26 @@ def _launch(config: LaunchConfig, run_dir: Path, after: Path | None, words: Sequ
     return [sys.executable, "-m", "torch_watchdog.cli", *ours, "run", "--scan", *again, "--", *words]
 
 
-def _told(results: Results, code: int, run_dir: Path, log: Path, *, as_json: bool) -> int:
-    exit_code = results.exit_code(code)
+def begun(results: Results) -> bool:
+    return any(rank.driving for rank in results.ranks)
+
+
+def _show(results: Results, run_dir: Path, code: int, *, goes_on: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"run_dir": str(run_dir), **results.as_json(), "exit_code": exit_code})
+        print_json({"run_dir": str(run_dir), **results.as_json(), "exit_code": results.exit_code(code)})
     elif results.bad:
         print_table(COLUMNS, [row(entry) for entry in results.bad], empty="")
     sys.stdout.flush()
-    if results.ranks:
-        say(headline(results))
-    if not results.finished:
-        _say_unfinished(code, run_dir, log, begun=any(rank.driving for rank in results.ranks))
-    return exit_code
+    if begun(results) or results.finished or results.bad:
+        say(headline(results, goes_on=goes_on))
 
 
-def _say_unfinished(code: int, run_dir: Path, log: Path, *, begun: bool) -> None:
-    if begun:
-        say(f"the scan did not come to its end (exit code {code}); go on with `watchdog scan --after {os.path.relpath(run_dir)} CMD...`")
+def _say_unfinished(code: int, log: Path, line: str | None) -> None:
+    """`line`: what goes on from there, None where nothing had been looked at."""
+    if line is not None:
+        say(f"the scan did not come to its end (exit code {code}); go on where it ended with")
+        say(line)
         return
     say(f"the command ended (exit code {code}) before the scan could begin; its last lines, from {log}:")
-    for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]:
-        print(f"    {line}", file=sys.stderr)
+    for text in log.read_text(errors="replace").splitlines()[-LAST_LINES:]:
+        print(f"    {text}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_watchdog.phrases import allowed_range
+from torch_watchdog.phrases import allowed_range, count
 from torch_watchdog.scan.results import Results
 from torch_watchdog_proto.names import spoken
 
@@ -14,18 +14,32 @@ __all__ = ["COLUMNS", "headline", "plain_progress", "row"]
 COLUMNS = ("sample", "rank", "what", "allowed", "where")
 
 
-def headline(results: Results) -> str:
-    """`scan: 480 samples in 120 batches, 2 ranks, 1.2 s, 400 samples/s: 1 sample would fail`."""
-    bad = len(results.bad)
-    verdict = "no sample would fail" if not bad else f"{bad} sample{'s' if bad > 1 else ''} would fail"
+def headline(results: Results, *, goes_on: bool = False) -> str:
+    """`scan: 480 samples in 120 batches, 2 ranks, 1.2 s, 400 samples/s: 1 sample would fail`; that it is not finished comes first.
+
+    `goes_on`: what an earlier scan had looked at is not among those that are counted.
+    """
+    before = "; the rest was looked at by the scan before" if goes_on else ""
     more = f"; {results.unconfirmed} batches could only be judged by running them" if results.unconfirmed else ""
-    return f"scan: {counts(results)}: {verdict}{more}"
+    bad = len(results.bad)
+    if not results.finished:
+        fail = "none" if not bad else f"{bad:,}"
+        failing = f"so far {fail} of {results.samples:,} samples {'fails' if bad <= 1 else 'fail'}"
+        if goes_on:  # the bad ones of the scan before are listed again
+            failing = f"so far {count(bad, 'sample')} would fail, and {results.samples:,} were looked at" if bad else failing
+            before = ", beside those of the scan before"
+        return f"scan: not finished: {failing}{before} ({_effort(results)}){more}"
+    verdict = "no sample would fail" if not bad else f"{count(bad, 'sample')} would fail"
+    return f"scan: {counts(results)}: {verdict}{before}{more}"
 
 
 def counts(results: Results) -> str:
-    ranks = len(results.ranks)
+    return f"{results.samples:,} samples in {_effort(results)}"
+
+
+def _effort(results: Results) -> str:
     speed = f", {results.samples_per_s:,.0f} samples/s" if results.seconds else ""
-    return f"{results.samples:,} samples in {results.batches:,} batches, {ranks} rank{'s' if ranks > 1 else ''}, {results.seconds:.1f} s{speed}"
+    return f"{results.batches:,} batches, {count(len(results.ranks), 'rank')}, {results.seconds:.1f} s{speed}"
 
 
 def plain_progress(results: Results) -> str:
