@@ -52,8 +52,8 @@ class ConfigError(WatchdogError):
 class AlertError(WatchdogError):
     """Somebody who should be told of an incident did not take the message. Its URL holds secrets and is not in here."""
 
-    def __init__(self, receiver: str, reason: str) -> None:
-        super().__init__(f"alert receiver {receiver} {reason}. Try `watchdog alert test URL`")
+    def __init__(self, receiver: str, reason: str, *, advice: str = "Try `watchdog alert test URL`") -> None:
+        super().__init__(f"alert receiver {receiver} {reason}. {advice}")
         self.receiver, self.reason = receiver, reason
 
 

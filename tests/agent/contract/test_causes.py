@@ -108,7 +108,9 @@ def labels(*values: int) -> torch.Tensor:
         (labels(4, 3, -100), None, False),
     ],
 )
-def test_ids_are_said_to_start_at_1_only_where_1_is_the_smallest_that_was_seen(tensor: torch.Tensor, past: Past | None, starts_at_1: bool) -> None:
+def test_ids_are_said_to_start_at_1_only_where_1_is_the_smallest_that_was_seen(
+    tensor: torch.Tensor, past: Past | None, starts_at_1: bool
+) -> None:
     said = told(tensor, 4, key="labels", op="cross_entropy", rows=4, past=past)
     assert ("start at 1" in said.cause) is starts_at_1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from fleet_harness import BAD_TOKEN, Fleet, SimulatedNode, until
 from http_receiver import HttpReceiver
 from services import AlertmanagerServer, needs
 
+from torch_watchdog.alerts.heard import why
 from torch_watchdog.alerts.routes import Match, Route
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.daemon.config import AlertsConfig
@@ -183,6 +185,31 @@ def test_the_test_of_a_receiver_that_says_no_shows_what_it_said(root: Path) -> N
         command = [sys.executable, "-m", "torch_watchdog.cli", "alert", "test", f"pagerduty://KEY@127.0.0.1:{receiver.port}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "said 400 Bad Request" in done.stderr and "not today" in done.stderr and "KEY" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(404, "error=404"), (None, "[Errno 111] Connection refused")], ids=["answers no", "is not there"]
+)
+def test_the_test_of_a_service_of_apprises_shows_why_it_failed_and_no_secret(root: Path, status: int | None, said: str) -> None:
+    import sys
+
+    with HttpReceiver() as receiver:
+        receiver.status = status or 200
+        url = f"json://anna:hidden@127.0.0.1:{receiver.port if status else 9}/S3CRET/127.0.0.2?+X-Key=T0KEN"
+        command = [sys.executable, "-m", "torch_watchdog.cli", "alert", "test", url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and said in done.stderr and "Check host, port and key" in done.stderr, done.stderr
+    assert "Try `watchdog alert test" not in done.stderr
+    assert not any(word in done.stderr for word in ("hidden", "S3CRET", "127.0.0.2", "T0KEN", "Traceback"))
+
+
+def test_what_a_service_complains_of_names_no_word_of_its_url() -> None:
+    records = [
+        logging.makeLogRecord({"levelno": logging.WARNING, "msg": "no channel at hooks.example.org for SG.one.two of webhook, key ab12"}),
+        logging.makeLogRecord({"levelno": logging.DEBUG, "msg": "url: /SG.one.two (Caused by X: [Errno 111] Connection refused'))"}),
+    ]
+    told = why(records, "slack://SG.one.two:ab12@hooks.example.org/hook")
+    assert told == "no channel at hooks.example.org for *** of webhook, key *** ([Errno 111] Connection refused)"
 
 
 def _epoch_s(text: str) -> float:

@@ -61,32 +61,47 @@ def test_the_first_screen_of_a_phone_says_job_what_who_and_what_was_done() -> No
 
 
 def test_what_to_type_names_the_central_daemon_that_is_asked() -> None:
-    lines = lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, daemon="watchdog.example.org:9470")
+    lines = lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=("--daemon", "watchdog.example.org:9470"))
     assert lines[-2:] == (
         "look: watchdog incidents nightly-7b --daemon watchdog.example.org:9470",
         "mine: watchdog ack nightly-7b/3 --daemon watchdog.example.org:9470",
     )
 
 
+def test_a_folder_in_what_to_type_is_whole_or_not_there() -> None:
+    def told(folder: str) -> tuple[str, ...]:
+        return lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=("--dir", folder))[-2:]
+
+    assert told("/data/my runs") == (
+        "look: watchdog incidents nightly-7b --dir '/data/my runs'",
+        "mine: watchdog ack nightly-7b/3 --dir '/data/my runs'",
+    )
+    assert told("/d" * 150)[1].endswith("/d/d/d")
+    assert told("/d" * 500) == ("look: watchdog incidents nightly-7b", "mine: watchdog ack nightly-7b/3")
+
+
 @pytest.mark.parametrize(
     ("is_central", "addresses", "told"),
     [
-        (True, ["unix:/run/daemon.sock", "127.0.0.1:9470", "watchdog.example.org:9470"], "watchdog.example.org:9470"),
+        (True, ["unix:/run/daemon.sock", "127.0.0.1:9470", "watchdog.example.org:9470"], ["--daemon", "watchdog.example.org:9470"]),
+        (True, ["127.0.0.1:9470"], ["--daemon", "127.0.0.1:9470"]),
+        (True, ["unix:/run/daemon.sock"], ["--daemon", "unix:/run/daemon.sock"]),
         (True, ["0.0.0.0:9470"], None),
         (True, ["[::]:9470"], None),
-        (True, ["[2001:db8::1]:9470"], "[2001:db8::1]:9470"),
+        (True, ["[2001:db8::1]:9470"], ["--daemon", "[2001:db8::1]:9470"]),
         (False, ["watchdog.example.org:9470"], None),
     ],
 )
-def test_a_daemon_tells_its_address_where_others_can_call_it(
-    tmp_path: Path, is_central: bool, addresses: list[str], told: str | None
+def test_a_daemon_tells_where_it_is_asked_else_the_folder_of_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_central: bool, addresses: list[str], told: list[str] | None
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     writer = BackgroundWriter(max_pending=1, say=print)
     try:
         config = AlertsConfig.to_all(("pagerduty://KEY",), restores_all=is_central)
-        alerting = Alerting(config, tmp_path, writer=writer, clock=float, say=print, log=print)
+        alerting = Alerting(config, Path("runs"), writer=writer, clock=float, say=print, log=print)
         alerting.is_at(addresses)
-        assert alerting.address == told
+        assert list(alerting.asked) == (told or ["--dir", str(tmp_path / "runs")])
     finally:
         writer.close(1)
 

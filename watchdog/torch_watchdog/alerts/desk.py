@@ -25,7 +25,7 @@ _MAX_OPEN_OF_JOB = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """What an alert must know of the job whose incident it tells. `page` and `runbook` make links of (job, incident) and of a kind;
-    `daemon` is where commands ask.
+    `asked` is the option of commands that says whom or where.
     """
 
     job: str
@@ -36,7 +36,7 @@ class JobFacts:
     exit_code: int | None
     page: Callable[[str, str], str | None] = lambda _job, _incident: None
     runbook: Callable[[str], str | None] = lambda _kind: None
-    daemon: str | None = None
+    asked: Sequence[str] = ()
 
 
 class AlertDesk:
@@ -206,7 +206,7 @@ def _alert(incident: Mapping[str, Any], job: JobFacts, known: Open | None, now: 
     return Alert(
         key=key_of(incident, job.training_job), training_job=job.training_job, job=job.job, attempt=incident["attempt"],
         incident=str(incident["id"]), kind=incident["kind"], severity=incident["severity"], title=title_of(incident),
-        lines=lines_of(incident, world_size=job.world_size, page=page, runbook=runbook, daemon=job.daemon),
+        lines=lines_of(incident, world_size=job.world_size, page=page, runbook=runbook, asked=job.asked),
         starts_s=known.alert.starts_s if known is not None else now, node=incident["origin"].get("node"), rank=incident["origin"].get("rank"),
         page=page, runbook=runbook,
     )  # fmt: skip

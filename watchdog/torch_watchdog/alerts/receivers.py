@@ -81,7 +81,7 @@ class _Http:
         try:
             answer = await self._client.post(url, json=body, **more)
         except (httpx.HTTPError, OSError) as error:
-            raise AlertError(self.name, f"did not answer ({type(error).__name__})") from error
+            raise AlertError(self.name, f"did not answer ({_short(error)})") from error
         words = f"{answer.status_code} {answer.reason_phrase}"
         if not answer.is_success:
             raise AlertError(self.name, f"said {words}: {answer.text[:200]}")
@@ -153,6 +153,11 @@ def _message(delivery: Delivery) -> Mapping[str, Any]:
     )
     kind = {"resolve": "success", "acknowledge": "info"}.get(delivery.action, "failure" if alert.severity == "critical" else "warning")
     return {"title": f"{words}{alert.title}"[:_APPRISE_TITLE_CHARS], "body": "\n".join(alert.lines), "notify_type": kind}
+
+
+def _short(error: Exception) -> str:
+    """Of a connection: none of the libraries' own words hold a URL."""
+    return f"{type(error).__name__}: {str(error)[:120]}".rstrip(": ")
 
 
 def _scheme_for(host: str) -> str:

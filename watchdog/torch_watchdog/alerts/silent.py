@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_watchdog.alerts.alert import JOB_SILENT, Alert
+from torch_watchdog.alerts.text import typed
 
 __all__ = ["Awaited", "Silent", "silence_alert", "silence_key"]
 
@@ -43,14 +44,14 @@ def silence_key(training_job: str) -> str:
     return hashlib.sha256(f"{training_job}\0{JOB_SILENT}".encode()).hexdigest()[:16]
 
 
-def silence_alert(found: Silent, *, silent_s: float, now: float, page: str | None, runbook: str | None, daemon: str | None) -> Alert:
+def silence_alert(found: Silent, *, silent_s: float, now: float, page: str | None, runbook: str | None, asked: Sequence[str] = ()) -> Alert:
     named = ", ".join(found.silent[:_MAX_NAMED_NODES])
     named += f" and {len(found.silent) - _MAX_NAMED_NODES} more" if len(found.silent) > _MAX_NAMED_NODES else ""
     since = "since this daemon tells of it: it has ended, or died, while none did" if found.was_left else "and no goodbye"
     lines = (
         f"no word from {named} for {silent_s:.0f} s, {since}",
         "done: nothing: ranks train on without the daemon, if they are there",
-        f"look: watchdog status {found.job}{f' --daemon {daemon}' if daemon else ''}, then the scheduler: is the job there, are the nodes?",
+        f"look: {typed('status', found.job, asked)}, then the scheduler: is the job there, are the nodes?",
         *((f"page: {page}",) if page else ()),
         *((f"help: {runbook}",) if runbook else ()),
     )

@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["done", "lines_of", "ranks_in_words", "title_of"]
+__all__ = ["done", "lines_of", "ranks_in_words", "title_of", "typed"]
 
 _TITLE_CHARS = 120
 _LINE_CHARS = 200
+_TYPED_CHARS = 400
 _WHAT = {
     "batch": "bad batch",
     "probability.out_of_range": "probability out of range",
@@ -56,22 +57,28 @@ def what(kind: str) -> str:
 
 
 def lines_of(
-    incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, daemon: str | None = None
+    incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, asked: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """What, where, what was done, what to type, of which `daemon` where it has an address for others; the links last."""
-    asked = f" --daemon {daemon}" if daemon else ""
-    name = shlex.quote(f"{incident['job']}/{incident['id']}")
+    """What, where, what was done, what to type, with the option that says who is asked (`asked`); the links last."""
     reached = ranks_in_words(incident.get("ranks_affected") or (), world_size)
     found = [
         str(incident["summary"]),
         f"on {incident['origin'].get('node')}" + (f", reached {reached}" if reached else "") if incident["origin"].get("node") else "",
         f"done: {done(incident)}",
         f"fix: {incident['fix']}",
-        f"look: watchdog incidents {shlex.quote(str(incident['job']))}{asked}",
-        f"mine: watchdog ack {name}{asked}",
     ]
-    links = [f"page: {page}" if page else "", f"help: {runbook}" if runbook else ""]
-    return tuple(_cut(line, _LINE_CHARS) for line in (*found, *links) if line)
+    to_type = [
+        f"look: {typed('incidents', str(incident['job']), asked)}",
+        f"mine: {typed('ack', '/'.join((str(incident['job']), str(incident['id']))), asked)}",
+    ]
+    links = [_cut(line, _LINE_CHARS) for line in (f"page: {page}" if page else "", f"help: {runbook}" if runbook else "")]
+    return tuple(line for line in (*(_cut(line, _LINE_CHARS) for line in found), *to_type, *links) if line)
+
+
+def typed(command: str, name: str, asked: Sequence[str]) -> str:
+    """A command of ours. A path is whole or not there: cut in the middle it would be another one."""
+    line = shlex.join(["watchdog", command, name, *asked])
+    return line if len(line) <= _TYPED_CHARS else _cut(shlex.join(["watchdog", command, name]), _LINE_CHARS - len("look: "))
 
 
 def done(incident: Mapping[str, Any]) -> str:

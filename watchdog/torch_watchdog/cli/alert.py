@@ -14,16 +14,22 @@ from typing import Any
 import click
 
 from torch_watchdog.alerts.alert import Action, Alert, Delivery
+from torch_watchdog.alerts.heard import hearing, why
 from torch_watchdog.alerts.receivers import Receiver, receiver_of
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import moment, print_json, print_table
 from torch_watchdog.cli.source import find_job, live_daemon
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import client_of
+from torch_watchdog.errors import AlertError
 from torch_watchdog.user import caller
 
 __all__ = ["command", "daemon_of"]
 
+_ADVICE = (
+    "Check host, port and key of the URL, and that this machine reaches it (a firewall, a proxy: HTTPS_PROXY). The forms: pagerduty://..., "
+    "alertmanager://HOST:PORT, and Apprise's list of services"
+)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -36,7 +42,13 @@ def command() -> None:
 @click.argument("url")
 def test(url: str) -> None:
     """Send a page and its resolve to URL, and show what was answered."""
-    asyncio.run(_test(receiver_of(url.partition("://")[0], url)))
+    receiver = receiver_of(url.partition("://")[0], url)
+    with hearing() as records:
+        try:
+            asyncio.run(_test(receiver))
+        except AlertError as error:
+            more = why(records, url)
+            raise AlertError(error.receiver, f"{error.reason}: {more}" if more else error.reason, advice=_ADVICE) from error
 
 
 async def _test(receiver: Receiver) -> None:

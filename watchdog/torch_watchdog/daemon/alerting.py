@@ -59,7 +59,7 @@ class Alerting:
         receivers = [receiver_of(name, url, resend_s=config.resend_s) for name, url in config.receivers.items()]
         self._config, self._runs_dir, self._writer, self._clock, self._store = config, runs_dir, writer, clock, store
         self.page_url: str | None = config.public_url
-        self.address: str | None = None
+        self.asked: tuple[str, ...] = ("--dir", str(runs_dir.absolute()))  # whoever reads it may stand anywhere
         # Runs that had not ended when this daemon came, and since when it waits for a word of theirs.
         self._awaited: dict[str, tuple[float, Awaited]] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -70,9 +70,13 @@ class Alerting:
         self.sender = AlertSender(self.desk, receivers, clock=clock, say=say, log=log, keep=self._keep_changed)
 
     def is_at(self, addresses: Sequence[str]) -> None:
-        """What a person is to type says this daemon's address, where it is one of its own that other machines know."""
+        """What a person is to type asks this daemon where it has an address: one that other machines know, else one of this machine only.
+
+        A launch's own has none that stays: it is found in the folder of its runs.
+        """
         if self._config.restores_all:
-            self.address = next((address for address in addresses if _is_for_others(address)), None)
+            known = sorted((address for address in addresses if _can_be_called(address)), key=_is_for_this_machine_only)
+            self.asked = ("--daemon", known[0]) if known else self.asked
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -185,7 +189,7 @@ class Alerting:
 
     def _silent(self, found: Silent, now: float, *, stands: bool = False) -> None:
         page, runbook = self._job_page(found.job), self._runbook(JOB_SILENT)
-        alert = silence_alert(found, silent_s=self._config.silent_s, now=now, page=page, runbook=runbook, daemon=self.address)
+        alert = silence_alert(found, silent_s=self._config.silent_s, now=now, page=page, runbook=runbook, asked=self.asked)
         self.desk.raised(alert, now, stands=stands)
         self._changed()
 
@@ -233,7 +237,7 @@ class Alerting:
         status = live.job.status()
         return JobFacts(
             job=status.job, training_job=self._training_job(live.job.name), attempt=status.attempt, world_size=status.world_size,
-            ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook, daemon=self.address,
+            ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook, asked=self.asked,
         )  # fmt: skip
 
     def _page(self, job: str, incident: str) -> str | None:
@@ -263,6 +267,11 @@ class Alerting:
         self._writer.submit(lambda: write_json(path, saved), done)
 
 
-def _is_for_others(address: str) -> bool:
+def _can_be_called(address: str) -> bool:
     host, port = split(address)
-    return bool(port) and not is_loopback(host) and host not in ("0.0.0.0", "::")  # noqa: S104 - every address is none to call
+    return not port or host not in ("0.0.0.0", "::")  # noqa: S104 - every address is none to call
+
+
+def _is_for_this_machine_only(address: str) -> bool:
+    host, port = split(address)
+    return not port or is_loopback(host)
