@@ -114,7 +114,8 @@ class DiskJob:
         record = self.record()
         if is_scan(self.directory.root):
             return () if record.get("exit_code") is None else (str(record["exit_reason"]),)
-        return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here())
+        is_dead = record.get("exit_code") is None and self._live_status() is None
+        return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here(), is_dead=is_dead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ __all__ = [
     "JobEnd",
     "end_of",
     "ended_by",
+    "left_by_ranks",
     "summarise",
     "to_go_on",
     "was_survived",
@@ -122,6 +123,18 @@ def to_go_on(
         command=command, folder=record.get("folder") or None, here=here, quarantine=quarantine, restores=restores,
     )  # fmt: skip
     return _resume_lines(checkpoint, end) if command else []
+
+
+def left_by_ranks(
+    checkpoint: Mapping[str, Any], lines: Sequence[str], record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None,
+    restores: bool,
+) -> list[str]:  # fmt: skip
+    """The last words of a launch with a checkpoint that nobody was left to write into its record: in the place of what they say of an older one, or of none."""
+    kept = [line for line in lines if not line.startswith(("  saved ", "  resume", "  again ", "  call "))]
+    saved = f"  saved  {one_line(as_typed(checkpoint['path'], here))} ({checkpoint_state(checkpoint)}), by the ranks when nobody watched them any more"
+    at = next((number for number, line in enumerate(kept) if line.startswith(("  more ", "  note "))), len(kept))
+    resume = to_go_on(checkpoint, record, run_dir, here=here, quarantine=quarantine, restores=restores)
+    return [*kept[:at], saved, *resume, *kept[at:]]
 
 
 def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:

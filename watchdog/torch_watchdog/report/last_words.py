@@ -1,23 +1,43 @@
 """What a launch said at its end, said again for a person who stands elsewhere by now, perhaps on a page.
 
-Owns no words: they are the launch's own (launch/summary.py). Looks at the run directory for the samples that were left out.
+Owns no words: they are the launch's own (launch/summary.py). Looks at the run directory for the samples that were left out, and for a checkpoint that
+ranks have sealed when nobody was left to write it into the record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
-from torch_watchdog.launch.summary import end_of, summarise
+from torch_watchdog.launch.summary import end_of, left_by_ranks, summarise
+from torch_watchdog.store.checkpoints import newest_checkpoint
 from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog_agent.asked import TAKEN
 
 __all__ = ["last_words"]
 
 
-def last_words(directory: RunDirectory, record: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]], *, here: str) -> list[str]:
+def last_words(
+    directory: RunDirectory, record: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]], *, here: str, is_dead: bool = False
+) -> list[str]:
     """With the line that resumes it from the folder `here`, from anywhere where that is empty. Nothing where the launch has not ended, or `record`, its
-    job.json, lies on another machine and is empty.
+    job.json, lies on another machine and is empty. `is_dead`: its launcher was killed before it could write how it ended.
     """
-    quarantine = directory.quarantine_file
-    end = end_of(record, directory.root, here=here, quarantine=str(quarantine) if quarantine.exists() else None)
-    return [] if end is None else summarise(incidents, end)
+    root, quarantine = directory.root, str(directory.quarantine_file) if directory.quarantine_file.exists() else None
+    end = end_of(record, root, here=here, quarantine=quarantine)
+    if end is None and not is_dead:
+        return []
+    lines = [] if end is None else summarise(incidents, end)
+    if end is not None and end.exit_code == 0 and not end.stopped_by_us:
+        return lines  # it came to its own end: nobody is to go on from there
+    left = newest_checkpoint(root / "checkpoints")
+    if left is None or PurePath(left["path"]).name in _named(incidents):
+        return lines
+    return left_by_ranks(left, lines, record, root, here=here, quarantine=quarantine, restores=(root / TAKEN).exists())
+
+
+def _named(incidents: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The good checkpoints that the record knows of, by their folders: the run directory may have been moved since."""
+    made = [(incident.get("action") or {}).get("checkpoint") or {} for incident in incidents]
+    return {PurePath(str(checkpoint.get("path"))).name for checkpoint in made if checkpoint.get("committed")}

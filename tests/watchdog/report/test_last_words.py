@@ -1,0 +1,99 @@
+"""What a launch said at its end, said again: with a checkpoint that no record names, because nobody was left to write it down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_watchdog.report.last_words import last_words
+from torch_watchdog.store.run_directory import RunDirectory
+
+RECORD = {
+    "command": ["torchrun", "train.py"],
+    "options": ["--job", "train"],
+    "folder": "/here",
+    "exit_code": 137,
+    "ranks_reported": 2,
+    "end": {},
+}
+GIVEN_UP = {
+    "kind": "order.stop",
+    "severity": "info",
+    "summary": "a clean stop; given up",
+    "action": {"exit_code": None, "checkpoint": None},
+}
+
+
+def sealed(run: Path, step: int, **more: Any) -> Path:
+    """As the ranks write it."""
+    folder = run / "checkpoints" / f"step-{step}"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.safetensors").write_bytes(b"x" * 7)
+    manifest = {"updates_applied": step, "format": "dcp", "finite": True, "files": [{"name": "rank-0.safetensors", "size": 7}]} | more
+    (folder / "watchdog.json").write_text(json.dumps(manifest))
+    digest = hashlib.sha256((folder / "watchdog.json").read_bytes()).hexdigest()
+    (folder / "COMMITTED").write_text(json.dumps({"manifest_sha256": digest}))
+    return folder
+
+
+def said(run: Path, record: dict[str, Any] = RECORD, incidents: tuple[Any, ...] = (GIVEN_UP,), *, is_dead: bool = False) -> list[str]:
+    return last_words(RunDirectory(run), record, incidents, here="/here", is_dead=is_dead)
+
+
+def of_saving(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.split()[0] in ("saved", "resume")]
+
+
+def test_a_checkpoint_that_the_ranks_sealed_after_the_launch_had_ended_is_told_with_its_resume_line(tmp_path: Path) -> None:
+    (tmp_path / "resumed").touch()
+    sealed(tmp_path, 20)
+    newest = sealed(tmp_path, 23)
+    lines = said(tmp_path)
+    assert of_saving(lines) == [
+        f"  saved  {newest} (23 updates, verified), by the ranks when nobody watched them any more",
+        f"  resume watchdog --job train --resume {newest} torchrun train.py",
+    ]
+    assert lines[0] == "job train failed: order.stop (exit code 137)".replace("train", tmp_path.name) and lines[-1].startswith("  more")
+
+
+def test_so_it_is_of_a_launch_that_was_killed_itself_and_not_while_it_may_still_run(tmp_path: Path) -> None:
+    running = {name: value for name, value in RECORD.items() if name not in ("exit_code", "end")}
+    newest = sealed(tmp_path, 23)
+    assert said(tmp_path, running) == []
+    saved, resume, call = said(tmp_path, running, is_dead=True)
+    assert str(newest) in saved and f"--resume {newest}" in resume and "restore(" in call
+
+
+def test_one_that_the_record_names_is_told_once(tmp_path: Path) -> None:
+    checkpoint = {
+        "path": f"/moved/since/{sealed(tmp_path, 23).name}",
+        "updates_applied": 23,
+        "committed": True,
+        "finite": True,
+        "format": "dcp",
+    }
+    stopped = GIVEN_UP | {"action": {"exit_code": 0, "checkpoint": checkpoint}}
+    assert not any("nobody watched" in line for line in said(tmp_path, incidents=(stopped,)))
+
+
+@pytest.mark.parametrize("broken", ["half", "other", "missing", "nan", "garbage"])
+def test_one_that_is_not_whole_and_committed_is_not_told(tmp_path: Path, broken: str) -> None:
+    folder = sealed(tmp_path, 23, finite=broken != "nan")
+    if broken == "half":
+        (folder / "rank-0.safetensors").write_bytes(b"x")
+    if broken == "other":
+        (folder / "watchdog.json").write_text("{}")
+    if broken == "missing":
+        (folder / "COMMITTED").unlink()
+    if broken == "garbage":
+        (folder / "COMMITTED").write_text("[")
+    assert of_saving(said(tmp_path)) == []
+
+
+def test_a_training_that_came_to_its_own_end_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    sealed(tmp_path, 23)
+    assert of_saving(said(tmp_path, RECORD | {"exit_code": 0})) == []

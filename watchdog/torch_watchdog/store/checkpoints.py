@@ -1,0 +1,49 @@
+"""The good checkpoint that ranks have left in a run directory, read from its own files: whoever writes the record may have been killed before.
+
+Knows what the ranks' side writes (`watchdog.json`, `COMMITTED` over its hash) and nothing of what is in the parts: those were read back before COMMITTED was
+written, so that here their sizes are enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["newest_checkpoint"]
+
+_MANIFEST, _COMMITTED = "watchdog.json", "COMMITTED"
+_MAX_LOOKED_AT = 100
+
+
+def newest_checkpoint(folder: Path) -> Mapping[str, Any] | None:
+    """That with the most updates, as an incident names it; None where none is committed, whole and finite, or nothing can be read."""
+    try:
+        paths = [path for path in folder.iterdir() if path.name.startswith("step-")][:_MAX_LOOKED_AT]
+    except OSError:
+        return None
+    found = [(path, manifest) for path in paths if (manifest := _committed(path)) is not None]
+    for path, manifest in sorted(found, key=lambda one: one[1]["updates_applied"], reverse=True):
+        if _is_whole(path, manifest):
+            updates, form = manifest["updates_applied"], str(manifest.get("format", ""))
+            return {"path": str(path), "updates_applied": updates, "format": form, "committed": True, "finite": True}
+    return None
+
+
+def _committed(path: Path) -> Mapping[str, Any] | None:
+    try:
+        written = (path / _MANIFEST).read_bytes()
+        committed, manifest = json.loads((path / _COMMITTED).read_bytes()), json.loads(written)
+        is_good = committed["manifest_sha256"] == hashlib.sha256(written).hexdigest() and manifest.get("finite", True)
+        return manifest if is_good and type(manifest["updates_applied"]) is int else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
+    try:
+        return all((path / part["name"]).stat().st_size == part["size"] for part in manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
