@@ -84,7 +84,8 @@ def _resumes(loop: Any) -> Resuming | None:
         here.say(f"{folder} was written by {manifest['world_size']} ranks: the epoch's data begins anew")
         return None
     mine, is_own = RankFile.of(folder, manifest, rank=loop.trainer.global_rank, world_size=loop.trainer.world_size)
-    # A rank that had failed has no generators there: it keeps its own.
+    if not is_own:  # the rank had failed: it keeps the generators that it has
+        here.say(f"rank {loop.trainer.global_rank} has no part of its own in {folder}: its random number generators are not restored")
     return Resuming(loop=loop, position=mine.position if is_own else replace(mine.position, rng=RngState.capture()))
 
 

@@ -61,6 +61,14 @@ def test_what_it_says_at_its_end_names_a_folder_that_is_there(bundle: Path, carr
     assert Path(named[1]).parent == (bundle.parent if carried_off else bundle.parent.parent) / "replays"
 
 
+def test_a_launcher_is_left_out_for_a_replay_is_one_process(bundle: Path) -> None:
+    done = replayed(bundle, "--", "torchrun", "--nproc-per-node", 2, bundle.parent.parent / "train.py", 7)
+    assert (done.returncode, json.loads(done.stdout)) == (7, ["1", None, ""]), done.stderr
+    assert "a replay is one process: train.py is run without its launcher" in done.stderr
+    unknown = replayed(bundle, "--", "accelerate", "launch", "-m", "package.train")
+    assert unknown.returncode == 2 and "say the script alone" in unknown.stderr
+
+
 def test_it_says_what_the_batch_was_recorded_for(bundle: Path) -> None:
     told = [line for line in replayed(bundle).stderr.splitlines() if "recorded for" in line]
     assert told == ["[torch-watchdog] recorded for: rank 3, step 12: of 0-3-step-12.safetensors"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from torch_watchdog.launch.plan import is_launcher
 from torch_watchdog.launch.say import say
 from torch_watchdog.replay.plan import doubts, environment_of, script_of
 
@@ -28,7 +29,15 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
 
     The exception that comes is the script's own, with its true stack. Without CMD it is the script of the launch that wrote the bundle.
     """
-    script = words[words[:1] == ("--",) :] or script_of(_recorded_command(bundle))
+    given = words[words[:1] == ("--",) :]
+    script = given or script_of(_recorded_command(bundle))
+    if is_launcher(given):
+        script = script_of(given)
+        if not script:
+            raise click.UsageError(
+                "a replay is one process: say the script alone, without its launcher, as `-- python train.py ARGS` or `-- python -m ...`"
+            )
+        say(f"a replay is one process: {Path(script[0]).name} is run without its launcher")
     if not script:
         raise click.UsageError("no script can be told from the launch of this bundle: say it after --, as `-- python train.py`")
     script = (sys.executable, *script) if script[0].endswith(".py") else script
