@@ -185,7 +185,12 @@ def _from_one(facts: Facts) -> tuple[str, str] | None:
             "Enlarge the head (num_labels, id2label), or correct the label; classes start at 0.",
         )
     if _smallest_class(facts) != 1:
-        return None  # a class in the middle was the first that was met, perhaps: nothing says where they begin
+        # Nothing that was seen says where they begin.
+        return (
+            f"The class id {facts.value} equals the number of classes ({facts.rows}), whose last is {facts.rows - 1} ({facts.evidence}): "
+            "the head has one class too few (num_labels), or this label is wrong.",
+            "Enlarge the head (num_labels, id2label), or correct the label; classes start at 0.",
+        )
     start = "the ids start at 1 instead of 0, or this label is wrong"
     if bool((facts.tensor == 1).any()):
         start = "the ids probably start at 1 instead of 0"

@@ -113,6 +113,7 @@ def test_ids_are_said_to_start_at_1_only_where_1_is_the_smallest_that_was_seen(
 ) -> None:
     said = told(tensor, 4, key="labels", op="cross_entropy", rows=4, past=past)
     assert ("start at 1" in said.cause) is starts_at_1
+    assert "equals the number of classes (4)" in said.cause and ("Renumber" in said.fix) is starts_at_1
 
 
 def test_a_few_void_pixels_are_void_and_not_corrupt() -> None:
