@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch_watchdog_proto.messages import Violation
 
-__all__ = ["AgentError", "BadBatchError"]
+__all__ = ["AgentError", "BadBatchError", "text_of"]
 
 
 class AgentError(Exception):
@@ -36,3 +36,11 @@ def described(violation: Violation) -> str:
         lines.append(f"sample: index {sample.dataset_index} of the data set, position {sample.position_in_batch} of the batch")
     lines += [f"cause: {violation.cause}", f"fix: {violation.fix}"]
     return "\n  ".join(lines)
+
+
+def text_of(error: BaseException) -> str:
+    """What it says; empty where its own code for that fails."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's own class
+        return ""

@@ -19,6 +19,7 @@ from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, Resolve, replayed
 from torch_watchdog_agent.contract.rules import LOOKED_AT, Rule
 from torch_watchdog_agent.contract.sizes import Reading, Shapes, Size, readings_say
 from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_agent.errors import text_of
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 
 __all__ = ["is_of_the_forward", "not_probabilities", "probability_violation", "suspected"]
@@ -82,7 +83,7 @@ def _strangeness(reading: Reading) -> int:
 
 def probability_violation(error: BaseException) -> Violation | None:
     """A loss or sampler that takes probabilities and was given something else: the frame that raised still holds its input."""
-    text = str(error)
+    text = text_of(error)
     if "all elements of input should be between 0 and 1" not in text:
         return None
     found, caller = _input_of("binary_cross_entropy", error.__traceback__)

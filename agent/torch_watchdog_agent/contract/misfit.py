@@ -21,6 +21,7 @@ from torch_watchdog_agent.contract.fits import Unfit
 from torch_watchdog_agent.contract.flatten import arrays_of
 from torch_watchdog_agent.contract.frames import is_users
 from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_agent.errors import text_of
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.names import spoken
 
@@ -54,7 +55,7 @@ def misfit(error: BaseException, origin: Origin, batch: object) -> Violation | N
     """What is wrong with the batch behind this exception, where that can be read off it. `batch`: as the loop got it."""
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, _OURS):
         return None
-    call, text = _call_that_raised(error.__traceback__), str(error)
+    call, text = _call_that_raised(error.__traceback__), text_of(error)
     lacking = _lacking(call, error, origin)
     if lacking is not None:
         return lacking
@@ -81,7 +82,7 @@ def _call_that_raised(traceback: TracebackType | None) -> _Call:
 
 def _lacking(call: _Call, error: BaseException, origin: Origin) -> Violation | None:
     """A tensor that every batch had and this one has not, where the step fails for want of it."""
-    text = str(error)
+    text = text_of(error)
     wanted = [key for key in origin.lacks if key.rpartition(".")[2] in text]
     keys = wanted or (origin.lacks if _ABOUT_NOTHING.search(text) else ())
     if not keys:

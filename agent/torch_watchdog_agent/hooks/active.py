@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from torch_watchdog_agent.config import PID_MARK, AgentConfig
-from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_agent.errors import BadBatchError, text_of
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.ending import Ending, hear_exits
@@ -163,7 +163,7 @@ def _noting(theirs: _Hook) -> _Hook:
     """An uncaught exception is noted in the ring before the user's own hook sees it."""
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> object:
-        is_known = _note_exception(kind, error)
+        is_known = _is_called_by_the_program() or _note_exception(kind, error)
         try:
             return theirs(kind, error, traceback)
         finally:
@@ -171,6 +171,14 @@ def _noting(theirs: _Hook) -> _Hook:
                 _await_word(error)
 
     return hook
+
+
+def _is_called_by_the_program() -> bool:
+    """To have an error printed that it has caught, and then it goes on. Of one that nothing caught the stack is unwound: only hooks are on it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
 @guarded("exception", at_end=True)
@@ -183,7 +191,8 @@ def _note_exception(kind: type[BaseException], error: BaseException) -> bool:
     if here is not None:
         if _ending is not None:
             _ending.forget()
-        here.history.note(f"{kind.__name__}: {str(error).splitlines()[0] if str(error) else ''}", level=2)
+        first_line = text_of(error).partition("\n")[0]
+        here.history.note(f"{kind.__name__}: {first_line}", level=2)
         if not isinstance(error, KeyboardInterrupt):
             with unheard_children():
                 here.failed(error)

@@ -50,6 +50,10 @@ class NodeAgent:
         time_ns = time.time_ns()
         self._on_loop(lambda work: work.asked_to_end(number, time_ns))
 
+    def stopped_s(self) -> float | None:
+        """For how long all ranks of this node have been gone on an order to all of the job; None where that is not so."""
+        return self._ready.result(timeout=0)[0].stopped_s() if self._ready.done() and self._thread.is_alive() else None
+
     def _on_loop(self, call: Callable[[NodeWork], None]) -> None:
         """Nothing where the agent has not begun yet, or has ended."""
         if self._ready.done() and self._thread.is_alive():

@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +21,7 @@ from torch_watchdog_proto.codec import MalformedMessageError, control_message
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
-from torch_watchdog_proto.messages import Committed, Finished, Hold, Left, Noticed, Prepare, RankHello, RankMessage, Refused, Vetoed
+from torch_watchdog_proto.messages import Commit, Committed, Finished, Hold, Left, Noticed, Prepare, RankHello, RankMessage, Refused, Vetoed
 from torch_watchdog_proto.rescue_words import Failed
 
 __all__ = ["Relay"]
@@ -43,6 +44,8 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._ranks: dict[tuple[int, int], _Rank] = {}  # (attempt, rank)
+        self._strayed = False  # one ended otherwise than by an order to all
+        self._stopped_at: float | None = None
 
     async def open(self) -> None:
         """Listens from here on. Raises OSError."""
@@ -77,6 +80,11 @@ class Relay:
         """Of every rank that is connected."""
         return tuple(rank.hello.pid for rank in self._ranks.values())
 
+    @property
+    def stopped_s(self) -> float | None:
+        """For how long no rank has been here any more, where each that was has left on an order to all of the job. None in any other case."""
+        return None if self._stopped_at is None else time.monotonic() - self._stopped_at
+
     def tell(self, order: TellRank) -> None:
         """Passes an order on; one for a rank that is not here is dropped, as if it had come too late."""
         rank = self._ranks.get((order.attempt, order.rank))
@@ -84,6 +92,8 @@ class Relay:
             reach("node", "before", order.order)
             if not isinstance(order.order, Prepare):
                 rank.held = ()
+            if isinstance(order.order, Commit):
+                rank.leaves = order.order.leave
             rank.send(order)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -114,7 +124,7 @@ class Relay:
         control_message(RankSaid(attempt=first.attempt, message=first))  # before it counts as here: its end is told up, too
         rank = _Rank(first, writer)
         key = (first.attempt, first.rank)
-        self._ranks[key] = rank
+        self._ranks[key], self._stopped_at = rank, None
         try:
             self._pass_up(rank, said)
             while messages := await _messages(reader, decoder):
@@ -122,6 +132,8 @@ class Relay:
         finally:
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
+                self._strayed |= not (rank.leaves and rank.has_left)
+                self._stopped_at = None if self._ranks or self._strayed else time.monotonic()
                 self._on_up(RankLost(attempt=first.attempt, rank=first.rank, pid=first.pid))
 
     def _pass_up(self, rank: _Rank, messages: list[RankMessage]) -> None:
@@ -133,6 +145,7 @@ class Relay:
             reach("node", "got", message)
             if isinstance(message, Noticed | Refused | Committed):
                 rank.found.append(message)
+            rank.has_left |= isinstance(message, Left)
             if isinstance(message, Hold):
                 rank.held = (message,)
             elif isinstance(message, Refused | Vetoed | Left | Finished | Failed):
@@ -146,6 +159,7 @@ class _Rank:
     def __init__(self, hello: RankHello, writer: asyncio.StreamWriter) -> None:
         self.hello = hello
         self.found: deque[Noticed | Refused | Committed] = deque(maxlen=_MAX_FOUND)
+        self.leaves = self.has_left = False  # on an order to all: so it is decided, so it has done
         self.held: tuple[RankMessage, ...] = ()  # the hold that its training waits for an answer to
         self._writer = writer
 

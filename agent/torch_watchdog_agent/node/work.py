@@ -84,6 +84,10 @@ class NodeWork:
             self._add_event(pid, "asked", time_ns=time_ns, signal=number, text=f"the launch got {signals.Signals(number).name}")
         self._wake.set()
 
+    def stopped_s(self) -> float | None:
+        """For how long all ranks of this node have been gone on an order to all; None where that is not so."""
+        return self._relay.stopped_s
+
     async def end(self, exit_code: int, signal: int | None) -> JobOutcome:
         """Reads and reports what is left, then asks how the job ended."""
         await self._relay.close()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_watchdog_agent.errors import text_of
 from torch_watchdog_agent.rescue.flight import NOTHING, Flight, keep, read
 from torch_watchdog_agent.rescue.words import innermost_own, of_a_signal
 from torch_watchdog_proto.rescue_words import GroupCalls, Look, Looked
@@ -49,7 +50,7 @@ def answer(order: Look, rank: Rank, gpu: OnGpu, *, at: tuple[int, bool]) -> Look
 
 def calls_at(error: BaseException, rank: Rank) -> tuple[GroupCalls, ...]:
     """What was called until this was raised. The flight recorder takes a tenth of a second: it is asked first only where the rank has waited in vain."""
-    flight = recorded(rank, device_answers=lambda: True) if _IN_VAIN.search(str(error)) else NOTHING
+    flight = recorded(rank, device_answers=lambda: True) if _IN_VAIN.search(text_of(error)) else NOTHING
     return _calls(rank, flight)
 
 

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch_watchdog_agent.errors import text_of
+
 __all__ = ["Words", "innermost_own", "of_a_signal", "words_of"]
 
 MAX_CHAIN = 12
@@ -58,14 +60,14 @@ def _behind(error: BaseException) -> BaseException | None:
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     if lines and (caught := _IN_WORKER.match(lines[0])) is not None:
         return f"{lines[-1].strip() if len(lines) > 1 else type(error).__name__} (in {caught['worker']})"[:MAX_TEXT]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:MAX_TEXT].rstrip(": ")
 
 
 def _where(error: BaseException) -> str:
-    text = str(error)
+    text = text_of(error)
     if _IN_WORKER.match(text):
         theirs = [traceback.FrameSummary(found["file"], int(found["line"]), "") for found in _FRAME.finditer(text)]
         if theirs:

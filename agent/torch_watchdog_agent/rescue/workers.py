@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
+from torch_watchdog_agent.errors import text_of
+
 __all__ = ["TORCHS_WORD", "dead_workers", "unheard_children"]
 
 TORCHS_WORD = "DataLoader worker (pid"
@@ -25,7 +27,7 @@ _SAID = re.compile(rf"{re.escape(TORCHS_WORD)}.*")
 
 def dead_workers(error: BaseException) -> str:
     """In torch's words; empty where none has died. Waits a moment where the error came out of a loader that has workers."""
-    out_of_a_loader, said = _came_out_of_a_loader(error), _SAID.search(str(error))
+    out_of_a_loader, said = _came_out_of_a_loader(error), _SAID.search(text_of(error))
     if not (out_of_a_loader or said or _has_lost_a_child()):
         return ""
     from torch_watchdog_agent.living import instances

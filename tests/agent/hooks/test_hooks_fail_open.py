@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from listening import run_script
@@ -27,3 +29,22 @@ def test_a_scaler_that_is_turned_off_has_no_scale_and_is_no_fault(tmp_path: Path
     assert done.returncode == 0
     assert done.stdout.startswith("trained ")
     assert "turned itself off" not in done.stderr
+
+
+CAUGHT = """
+import sys
+from torch_watchdog_agent.hooks import active
+active._note_exception = lambda kind, error: print("noted:", error)
+sys.excepthook = active._noting(sys.excepthook)
+try:
+    raise ValueError("caught")
+except ValueError:
+    sys.excepthook(*sys.exc_info())
+raise ValueError("uncaught")
+"""
+
+
+def test_an_error_that_the_script_only_has_printed_ends_no_rank() -> None:
+    done = subprocess.run([sys.executable, "-c", CAUGHT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["noted: uncaught"]
+    assert done.stderr.count("ValueError: ") == 2

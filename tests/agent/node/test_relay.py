@@ -22,10 +22,12 @@ from torch_watchdog_proto.messages import (
     Ack,
     BatchFact,
     BoundFact,
+    Commit,
     Committed,
     Finished,
     Hold,
     Leave,
+    Left,
     Noticed,
     Prepare,
     RankHello,
@@ -242,3 +244,28 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(PermissionError, match="others"):
         asyncio.run(Relay(tmp_path, on_up=lambda said: None).open())
+
+
+@pytest.mark.parametrize(("leave", "says", "stopped"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_a_node_has_stopped_once_all_its_ranks_have_left_on_an_order_to_all(tmp_path: Path, leave: bool, says: bool, stopped: bool) -> None:
+    order = Commit(
+        generation=1, veto=None, stop_after=3, save=True, leave=leave, exit_code=143, path="/c/step-4", reason="SIGTERM", grace_s=300.0
+    )  # fmt: skip
+
+    async def scenario(ranks: Ranks) -> None:
+        writers = [(await ranks.connect(encode(hello(rank))))[1] for rank in (0, 1)]
+        await ranks.until(lambda: len(ranks.up) == 2)
+        assert ranks.relay.stopped_s is None
+        for rank, writer in enumerate(writers):
+            ranks.relay.tell(TellRank(attempt=0, rank=rank, order=order))
+            if says or rank:
+                writer.write(encode(Left(rank=rank, generation=1, updates_applied=4)))
+            writer.close()
+        await ranks.until(lambda: sum(isinstance(one, RankLost) for one in ranks.up) == 2)
+        assert (ranks.relay.stopped_s is not None) == stopped
+        _, writer = await ranks.connect(encode(hello(0, attempt=1)))
+        await ranks.until(lambda: RankSaid(attempt=1, message=hello(0, attempt=1)) in ranks.up)
+        assert ranks.relay.stopped_s is None
+        writer.close()
+
+    run(scenario, tmp_path)

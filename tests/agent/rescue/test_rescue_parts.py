@@ -78,6 +78,14 @@ def in_a_worker() -> None:
     handed_on.reraise()
 
 
+def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    assert words_of(MuteError()).text == "MuteError"
+
+
 def test_an_exception_of_a_loaders_worker_is_told_by_its_own_words_and_line() -> None:
     words = words_of(raised(in_a_worker))
     assert words.text == "ValueError: sample 7 is no image (in DataLoader worker process 0)"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["QueryService"]
 
 _BLOCKS_AT_ONCE = 64
+_LARGEST_STEP = (1 << 63) - 1  # that SQLite can look for
 _PATIENCE_S = 30.0  # a caller may let one block of an answer wait so long
 _MAX_CONTRACT_BYTES = 4 << 20
 
@@ -69,7 +70,9 @@ class QueryService(query_pb2_grpc.QueryServicer):  # type: ignore[misc]
     async def GetSteps(self, request: Any, context: Any) -> None:  # noqa: N802
         self.calls.check_job(context, request.job)
         run_dir = await self._view.any_run_dir(request.job)
-        wanted = {name: getattr(request, name) for name in ("rank", "first_step", "last_step") if request.HasField(name)}
+        wanted = {
+            name: min(getattr(request, name), _LARGEST_STEP) for name in ("rank", "first_step", "last_step") if request.HasField(name)
+        }
         async for block in self._blocks(run_dir, wanted):
             try:
                 async with asyncio.timeout(_PATIENCE_S):

@@ -24,7 +24,7 @@ from torch_watchdog.launch.plain import become, become_for, cannot_start, descri
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, ended_by, summarise
-from torch_watchdog.launch.watch import Watch, open_watch
+from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog_agent.node.config import JobOutcome
 from torch_watchdog_proto.messages import EXIT_FAILED
@@ -33,6 +33,7 @@ __all__ = ["launch"]
 
 SWITCH = "TORCH_WATCHDOG"  # "off": the command is executed as if we were not installed
 SILENCE_WORTH_A_LINE_S = 300.0
+OTHER_NODES_S = 30.0  # for their launchers, once our ranks have left on an order to all
 LAST_LINES = 10
 RECORD_LOST = "the run directory was removed while the job ran: what it held of steps, incidents and logs is lost"
 _T = TypeVar("_T")
@@ -94,11 +95,32 @@ def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callabl
         return cannot_start(watch.plan.command, error) << 8
     instead |= _for_a_lone_rank(watch, pid)
 
+    ticks = _silence(watch, started_s=time.monotonic()), _waiting_for_nodes(watch, pid)
+
+    def tick() -> None:
+        for each in ticks:
+            each()
+
     def noted(number: signal.Signals) -> None:
         came(number)
         _guarded(lambda: watch.signalled(number))
+        if number in ENDS_A_LAUNCH and _guarded(watch.stopped_s) is not None:
+            signals.send(pid, signal.SIGKILL)  # nothing of the job is left, and it may hear no other
 
-    return signals.wait_forwarding(pid, witness, tick=_silence(watch, started_s=time.monotonic()), came=noted, instead=instead)
+    return signals.wait_forwarding(pid, witness, tick=tick, came=noted, instead=instead)
+
+
+def _waiting_for_nodes(watch: Watch, pid: int) -> Callable[[], None]:
+    """After its ranks torchrun meets the launchers of the other nodes once more. Where one of them was ended by a signal it waits for minutes, and hears no
+    signal but SIGKILL."""
+
+    def tick() -> None:
+        stopped_s = _guarded(watch.stopped_s)
+        if stopped_s is not None and stopped_s >= OTHER_NODES_S:
+            say(f"all ranks of this node left as ordered {stopped_s:.0f} s ago, and its launcher still waits for other nodes': it is ended")
+            signals.send(pid, signal.SIGKILL)
+
+    return tick
 
 
 def _for_the_ranks_alone(watch: Watch) -> dict[signal.Signals, Callable[[], None]]:
@@ -126,10 +148,11 @@ def _silence(watch: Watch, *, started_s: float) -> Callable[[], None]:
 
     def tick() -> None:
         nonlocal said
-        if said or time.monotonic() - started_s < SILENCE_WORTH_A_LINE_S:
+        if said:
             return
-        said = True
-        if not _guarded(watch.heard_from_a_rank):
+        said = bool(_guarded(watch.heard_from_a_rank))  # asked all the time: later its rings may be gone again
+        if not said and time.monotonic() - started_s >= SILENCE_WORTH_A_LINE_S:
+            said = True
             asked = ranks_asked_for(watch.plan.command, os.environ)
             say(
                 f"0 of {asked or '?'} ranks reported in {SILENCE_WORTH_A_LINE_S:.0f} s: nothing is watched so far (python -I, -E and -S skip us)"

@@ -21,7 +21,7 @@ from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch.places import here, open_ring_dir, open_runtime_dir
-from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_solo, options_to_resume, plan_launch
+from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_launcher, is_solo, options_to_resume, plan_launch
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
@@ -86,6 +86,11 @@ class Watch:
     def restores(self) -> bool:
         """Whether the script, or its framework, has asked what there is to go on from."""
         return (self.directory.root / TAKEN).exists()
+
+    def stopped_s(self) -> float | None:
+        """For how long all ranks of this node have been gone on an order to all of the job, where a launcher of several nodes has started them; else None."""
+        meets = self.seat.rendezvous
+        return self.node.stopped_s() if meets is not None and meets.nodes > 1 and is_launcher(self.plan.command) else None
 
     def ranks_heard(self) -> int:
         """How many ranks of this launch have left a trace here: a log, or what they learned. For where no daemon can tell."""
