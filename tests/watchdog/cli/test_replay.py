@@ -74,8 +74,9 @@ def test_it_says_what_the_batch_was_recorded_for(bundle: Path) -> None:
     assert told == ["[torch-watchdog] recorded for: rank 3, step 12: of 0-3-step-12.safetensors"]
 
 
-def test_with_cuda_every_kernel_is_waited_for_and_nothing_is_doubted(bundle: Path) -> None:
-    done = replayed("--cuda", bundle, "--", bundle.parent.parent / "train.py", 5)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_with_cuda_every_kernel_is_waited_for_and_nothing_is_doubted(bundle: Path, is_first: bool) -> None:
+    done = replayed(*(("--cuda", bundle) if is_first else (bundle, "--cuda")), "--", bundle.parent.parent / "train.py", 5)
     assert done.returncode == 5, done.stderr
     assert json.loads(done.stdout) == ["1", "1", None]
     assert "on the CPU" not in done.stderr

@@ -29,6 +29,8 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
 
     The exception that comes is the script's own, with its true stack. Without CMD it is the script of the launch that wrote the bundle.
     """
+    if words[:1] == ("--cuda",):  # typed behind BUNDLE
+        cuda, words = True, words[1:]
     given = words[words[:1] == ("--",) :]
     script = given or script_of(_recorded_command(bundle))
     if is_launcher(given):
