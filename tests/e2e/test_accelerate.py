@@ -19,7 +19,7 @@ def accelerate(*arguments: str, processes: int) -> list[str]:
     return [str(BIN / "accelerate"), "launch", *where, *counted, *arguments]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_bad_sample_stops_every_process_that_accelerate_has_started_and_the_checkpoint_resumes(processes: int, tmp_path: Path) -> None:
     ended = launch(tmp_path, [*watchdog("--job", "bad"), *accelerate(*script("train.py", "--bad", BAD[processes]), processes=processes)])
     assert ended.code == 65, ended.err

@@ -34,6 +34,8 @@ TABLE = (
     ("worker", "now-0", "loader.worker_died", f"{WORKER}0", LOST),
 )
 
+LIKE_ANOTHER = ("text", "none", "torn-down", "now-0")  # for who has minutes
+
 
 def test_a_rank_that_fails_before_its_first_batch_is_named(tmp_path: Path) -> None:
     run = launch(tmp_path, [*watchdog(), *torchrun(*script("exits.py", "start", "raise"))])
@@ -43,7 +45,10 @@ def test_a_rank_that_fails_before_its_first_batch_is_named(tmp_path: Path) -> No
     assert incident["action"]["checkpoint"] is None
 
 
-@pytest.mark.parametrize(("where", "how", "kind", "said", "error"), TABLE, ids=[f"{row[0]} {row[1]}" for row in TABLE])
+@pytest.mark.parametrize(
+    ("where", "how", "kind", "said", "error"),
+    [pytest.param(*row, id=f"{row[0]} {row[1]}", marks=[pytest.mark.slow] if row[1] in LIKE_ANOTHER else []) for row in TABLE],
+)
 def test_each_way_to_end_is_told_as_what_it_is(where: str, how: str, kind: str, said: str, error: str, tmp_path: Path) -> None:
     run = launch(tmp_path, [*watchdog(), *torchrun(*script("exits.py", where, how))])
     (incident,) = run.incidents

@@ -55,6 +55,7 @@ def at_daemon(address: str) -> list[str]:
     return [*watchdog(*options), *torchrun(*script("train.py", "--epochs", 1, "--bad", BAD))]
 
 
+@pytest.mark.slow
 def test_a_central_daemon_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     daemon = served(tmp_path / "daemon", address, **{VARIABLE: "daemon before Commit"})

@@ -140,6 +140,7 @@ def test_a_script_that_only_calls_load_state_has_taken_the_checkpoint_of_the_lau
 # Lightning
 
 
+@pytest.mark.slow
 def test_lightning_takes_the_checkpoint_by_ckpt_path(tmp_path: Path) -> None:
     train = script("train_lightning.py")
     stopped = launch(tmp_path, [*watchdog("--job", "bad"), *torchrun(*train, "--bad", str(BAD))])
@@ -154,6 +155,7 @@ def test_lightning_takes_the_checkpoint_by_ckpt_path(tmp_path: Path) -> None:
     assert len(left) == 2 and resumed.lines("begins at") == left
 
 
+@pytest.mark.slow
 def test_lightning_that_starts_its_ranks_by_itself_is_watched_as_under_torchrun(tmp_path: Path) -> None:
     """`python train.py` with `devices=2`: rank 0 is the command's own process, which had been taken for the only one; the bad sample is the other's."""
     train = [sys.executable, *script("train_lightning.py"), "--bad", str(BAD)]

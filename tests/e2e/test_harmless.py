@@ -31,7 +31,14 @@ def in_folder(parent: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("loader", [("--workers", 0), ("--workers", 2, "--context", "fork"), ("--workers", 2, "--context", "spawn")])
+@pytest.mark.parametrize(
+    "loader",
+    [
+        ("--workers", 0),
+        pytest.param(("--workers", 2, "--context", "fork"), marks=pytest.mark.slow),
+        pytest.param(("--workers", 2, "--context", "spawn"), marks=pytest.mark.slow),
+    ],
+)
 def test_losses_parameters_and_output_are_bit_identical(loader: tuple[object, ...], tmp_path: Path) -> None:
     command = script("train.py", *loader, "--epochs", 1, "--out", "out.d")
     plain = launch(in_folder(tmp_path, "plain"), torchrun(*command))

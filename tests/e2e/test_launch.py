@@ -68,11 +68,11 @@ def test_a_clean_run_is_the_same_with_and_without_the_watchdog(launcher: str, tm
 @pytest.mark.parametrize(
     ("launcher", "end"),
     [
-        ("python", ("--exit", "1")),
+        pytest.param("python", ("--exit", "1"), marks=pytest.mark.slow),
         ("python", ("--exit", "3")),
         ("python", ("--die-by", "15")),
         ("python", ("--die-by", "9")),
-        ("torchrun", ("--exit", "3")),
+        pytest.param("torchrun", ("--exit", "3"), marks=pytest.mark.slow),
         ("torchrun", ("--die-by", "9")),
     ],
 )
@@ -94,8 +94,15 @@ def test_a_launcher_that_restarts_its_ranks_does_so(tmp_path: Path) -> None:
     assert "attempt 0 step" in watched.stdout
 
 
-@pytest.mark.parametrize("launcher", ["python", "torchrun"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [
+        ("python", signal.SIGTERM),
+        pytest.param("python", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("torchrun", signal.SIGTERM, marks=pytest.mark.slow),
+        ("torchrun", signal.SIGINT),
+    ],
+)
 def test_a_signal_to_the_wrapper_ends_the_launch_as_it_ends_a_plain_one(launcher: str, number: signal.Signals, tmp_path: Path) -> None:
     ends = []
     for wrapper in ([], [*watchdog(tmp_path), "--on-signal", "pass"]):
@@ -109,6 +116,7 @@ def test_a_signal_to_the_wrapper_ends_the_launch_as_it_ends_a_plain_one(launcher
     assert ends[1] == ends[0]
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_process_group_ends_the_launch_as_it_ends_a_plain_one(tmp_path: Path) -> None:
     """As `timeout` and `kill %1` send it; the script counts what it gets."""
     shown = []

@@ -43,7 +43,8 @@ def test_on_request_a_gradient_that_is_not_finite_is_named_in_its_own_step_in_a_
     assert f"{whose}, the losses were finite" in incident["summary"], incident["summary"]
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--fsdp",), marks=pytest.mark.slow)], ids=["DDP", "FSDP2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--fsdp",)], ids=["DDP", "FSDP2"])
 def test_looking_at_gradients_changes_no_bit_of_the_training(tmp_path: Path, options: tuple[str, ...]) -> None:
     command = torchrun(*script("bad_gradient.py", "--clean", *options))
     plain = launch(tmp_path, command)

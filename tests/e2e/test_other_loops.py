@@ -67,7 +67,8 @@ def test_a_sample_that_was_left_out_is_left_out_by_the_next_run_too(tmp_path: Pa
     assert len(steps(again)) == 2 * 12
 
 
-@pytest.mark.parametrize("loop", ["thread", pytest.param("lightning", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["thread", "lightning"])
 def test_a_clean_run_is_as_without_us(tmp_path: Path, loop: str) -> None:
     watched = launch(tmp_path, [*watchdog("--job", loop), *torchrun(*script("other_loops.py", loop))])
     plain = launch(tmp_path, torchrun(*script("other_loops.py", loop)))

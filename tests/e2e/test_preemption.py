@@ -64,10 +64,10 @@ def losses(*runs: Ended) -> set[str]:
 @pytest.mark.parametrize(
     ("send", "number"),
     [
-        (to_the_wrapper, signal.SIGTERM),
+        pytest.param(to_the_wrapper, signal.SIGTERM, marks=pytest.mark.slow),
         (to_the_wrapper, signal.SIGUSR1),
         (to_everybody, signal.SIGTERM),
-        (to_everybody, signal.SIGUSR1),
+        pytest.param(to_everybody, signal.SIGUSR1, marks=pytest.mark.slow),
         (to_the_launcher, signal.SIGTERM),
     ],
 )
@@ -120,6 +120,7 @@ def test_the_scripts_own_handler_wins_and_nothing_is_saved_twice(number: signal.
     assert not (run.run_dir / "checkpoints").exists() and run.incidents == []
 
 
+@pytest.mark.slow
 def test_with_pass_a_signal_acts_as_without_us(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     command = torchrun(*script("train.py", "--epochs", 40, "--meet", tmp_path / "plain"))
@@ -142,6 +143,7 @@ def test_trainers_own_checkpoint_on_a_signal_wins(tmp_path: Path) -> None:
     assert all(incident["kind"] != "order.preemption" for incident in run.incidents)
 
 
+@pytest.mark.slow
 def test_a_trainer_without_one_is_saved_by_us_where_it_finds_it(tmp_path: Path) -> None:
     run = signalled(tmp_path, to_everybody, signal.SIGTERM, torchrun(*script("train_trainer.py", "--meet", tmp_path, "--epochs", 40)))
     assert run.code == 143, run.err

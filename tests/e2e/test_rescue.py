@@ -41,11 +41,11 @@ def seconds_to_free(run: Ended) -> float:
         (("raise",), "rank.exception", ()),
         (("kill",), "rank.died", ()),
         (("exit3",), "rank.exception", ()),
-        (("exit3-now",), "rank.exception", ()),
+        pytest.param(("exit3-now",), "rank.exception", (), marks=pytest.mark.slow),
         (("segv",), "rank.died", ()),
         pytest.param(("raise",), "rank.exception", ("--teardown", "0.5"), marks=pytest.mark.slow),
         pytest.param(("kill",), "rank.died", ("--place", "after", "--wait", "barrier"), marks=pytest.mark.slow),
-        (("kill",), "rank.died", ("--workers", "2")),
+        pytest.param(("kill",), "rank.died", ("--workers", "2"), marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(value).strip("-") if isinstance(value, tuple) else value,
 )
@@ -90,7 +90,7 @@ def test_an_endless_loop_is_ended_before_the_collective_gives_up(tmp_path: Path)
     assert saved_as_after_an_update(run, incident)
 
 
-@pytest.mark.parametrize(("fault", "timeout_s"), [("leave", 600), ("barrier", 8)])
+@pytest.mark.parametrize(("fault", "timeout_s"), [pytest.param("leave", 600, marks=pytest.mark.slow), ("barrier", 8)])
 def test_ranks_that_wait_in_different_collectives_are_told_apart(tmp_path: Path, fault: str, timeout_s: int) -> None:
     """Found by the standstill, or by what the ranks say when their process group gives up before that."""
     run = failed(tmp_path, "--fault", fault, "--timeout", timeout_s)
@@ -108,6 +108,7 @@ def test_sharded_parameters_are_not_called_whole(tmp_path: Path) -> None:
     assert "shards the parameters" in incident["cause"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="a namespace of processes needs root")
 def test_a_wrapper_that_is_the_first_process_of_its_container_rescues_too(tmp_path: Path) -> None:
     inside = ["unshare", "--pid", "--fork", "--mount-proc"]
