@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.e2e  # scripts with torch in processes of their own
+
 LEARN = """
 import json, sys, warnings
 warnings.filterwarnings("ignore")

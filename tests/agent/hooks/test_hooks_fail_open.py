@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from listening import run_script
+
+pytestmark = pytest.mark.e2e  # scripts with torch in processes of their own
 
 
 def test_a_rank_that_cannot_be_made_is_said_once_and_disturbs_nothing(tmp_path: Path) -> None:

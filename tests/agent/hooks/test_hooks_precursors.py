@@ -10,6 +10,8 @@ from listening import listen_to
 
 from torch_watchdog_agent.tokenizer import tokens_of
 
+pytestmark = pytest.mark.e2e  # scripts with torch in processes of their own
+
 TRACED = 4  # first steps, in which bounds are learned and nothing else is looked at
 
 

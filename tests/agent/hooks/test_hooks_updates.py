@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from listening import listen_to
 
+pytestmark = pytest.mark.e2e  # scripts with torch in processes of their own
+
 pytest.importorskip("torch")
 
 
