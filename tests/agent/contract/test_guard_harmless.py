@@ -138,6 +138,14 @@ class Positioned(nn.Module):
         return self.head((hidden * mask[..., None]).mean(1))
 
 
+def stand_in(loop: Loop, bad: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    checked = loop.guard.fetched(bad, indices=None, worker=None)
+    assert checked.violation is not None
+    repaired = loop.guard.repaired(bad, checked)
+    assert isinstance(repaired, dict)
+    return repaired
+
+
 def test_a_sequence_longer_than_the_table_of_positions_has_a_shorter_one_as_its_stand_in() -> None:
     """No value of its cells makes it fit: single processes had saved nothing for it, and no policy could skip it."""
 
@@ -150,18 +158,12 @@ def test_a_sequence_longer_than_the_table_of_positions_has_a_shorter_one_as_its_
     loop = Loop(Positioned(), step)
     loop.train([made(length) for length in (8, 12, 16, 5, 9)])
     bad = made(20)
-    checked = loop.guard.fetched(bad, indices=None, worker=None)
-    assert checked.violation is not None
-    repaired = loop.guard.repaired(bad, checked)
-    assert isinstance(repaired, dict)
+    repaired = stand_in(loop, bad)
     assert {key: tuple(tensor.shape) for key, tensor in repaired.items()} == {"x": (3, 10), "mask": (3, 10), "y": (3,)}
     step(loop.model, repaired)
     assert bad["x"].shape == bad["mask"].shape == (3, 20)
     bad["x"][1, 2] = 64
-    checked = loop.guard.fetched(bad, indices=None, worker=None)
-    repaired = loop.guard.repaired(bad, checked)
-    assert isinstance(repaired, dict)
-    step(loop.model, repaired)
+    step(loop.model, stand_in(loop, bad))
 
 
 class Described(Positioned):
@@ -184,11 +186,7 @@ def test_a_dimension_that_always_was_as_long_is_not_cut_with_a_sequence_of_that_
 
     loop = Loop(Described(), step)
     loop.train([made(length) for length in (8, 12, 16, 5, 9)])
-    bad = made(20)
-    checked = loop.guard.fetched(bad, indices=None, worker=None)
-    assert checked.violation is not None
-    repaired = loop.guard.repaired(bad, checked)
-    assert isinstance(repaired, dict)
+    repaired = stand_in(loop, made(20))
     assert {key: tuple(tensor.shape) for key, tensor in repaired.items()} == {"x": (3, 10), "features": (3, 20), "y": (3,)}
     step(loop.model, repaired)
 

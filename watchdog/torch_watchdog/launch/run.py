@@ -144,15 +144,15 @@ def _for_a_lone_rank(watch: Watch, pid: int) -> dict[signal.Signals, Callable[[]
 
 def _silence(watch: Watch, *, started_s: float) -> Callable[[], None]:
     """Says once that no rank has spoken for long: a launch that seems to be watched and is not would be worse than none."""
-    said = False
+    settled = False
 
     def tick() -> None:
-        nonlocal said
-        if said:
+        nonlocal settled
+        if settled:
             return
-        said = bool(_guarded(watch.heard_from_a_rank))  # asked all the time: later its rings may be gone again
-        if not said and time.monotonic() - started_s >= SILENCE_WORTH_A_LINE_S:
-            said = True
+        settled = bool(_guarded(watch.heard_from_a_rank))  # asked all the time: later its rings may be gone again
+        if not settled and time.monotonic() - started_s >= SILENCE_WORTH_A_LINE_S:
+            settled = True
             asked = ranks_asked_for(watch.plan.command, os.environ)
             say(
                 f"0 of {asked or '?'} ranks reported in {SILENCE_WORTH_A_LINE_S:.0f} s: nothing is watched so far (python -I, -E and -S skip us)"
