@@ -54,6 +54,14 @@ class NodeAgent:
         """For how long all ranks of this node have been gone on an order to all of the job; None where that is not so."""
         return self._ready.result(timeout=0)[0].stopped_s() if self._ready.done() and self._thread.is_alive() else None
 
+    def ranks_at_work(self) -> int:
+        """How many ranks of this node live and have an order to carry out: to save, most of all."""
+        return self._ready.result(timeout=0)[0].ranks_at_work() if self._ready.done() and self._thread.is_alive() else 0
+
+    def ranks_to_go_on(self) -> tuple[int, ...]:
+        """The pids of this node's ranks that live, and do not end by themselves."""
+        return self._ready.result(timeout=0)[0].ranks_to_go_on() if self._ready.done() and self._thread.is_alive() else ()
+
     def _on_loop(self, call: Callable[[NodeWork], None]) -> None:
         """Nothing where the agent has not begun yet, or has ended."""
         if self._ready.done() and self._thread.is_alive():

@@ -21,8 +21,23 @@ from torch_watchdog_proto.codec import MalformedMessageError, control_message
 from torch_watchdog_proto.envelopes import ControlUp, RankLost, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
 from torch_watchdog_proto.frames import Decoder, FrameError, encode
-from torch_watchdog_proto.messages import Commit, Committed, Finished, Hold, Left, Noticed, Prepare, RankHello, RankMessage, Refused, Vetoed
-from torch_watchdog_proto.rescue_words import Failed
+from torch_watchdog_proto.messages import (
+    Abandon,
+    Commit,
+    Committed,
+    Finished,
+    Hold,
+    Leave,
+    Left,
+    Noticed,
+    Order,
+    Prepare,
+    RankHello,
+    RankMessage,
+    Refused,
+    Vetoed,
+)
+from torch_watchdog_proto.rescue_words import Failed, Free, Rescue
 
 __all__ = ["Relay"]
 
@@ -55,7 +70,7 @@ class Relay:
         self._path.chmod(0o600)
 
     async def close(self) -> None:
-        """No more connections; those that are open end, and their ranks are told up as lost."""
+        """No more connections; those that are open end. A rank that has ended is told up as lost; of one that lives nobody speaks any more."""
         if self._server is not None:
             await asyncio.sleep(_ACCEPT_S)
             self._server.close()
@@ -78,7 +93,18 @@ class Relay:
 
     def pids(self) -> tuple[int, ...]:
         """Of every rank that is connected."""
-        return tuple(rank.hello.pid for rank in self._ranks.values())
+        return tuple(rank.hello.pid for rank in tuple(self._ranks.values()))
+
+    def to_go_on(self) -> tuple[int, ...]:
+        """The pids of those that are here, and do not end by themselves."""
+        return tuple(rank.hello.pid for rank in tuple(self._ranks.values()) if rank.is_at_work or not rank.ends)
+
+    def at_work(self) -> tuple[int, ...]:
+        """The pids of those that are here and have an order to carry out: a stop or checkpoint that is being agreed on or written, a rescue.
+
+        Or they hold a batch until there is one.
+        """
+        return tuple(rank.hello.pid for rank in tuple(self._ranks.values()) if rank.is_at_work or rank.held)
 
     @property
     def stopped_s(self) -> float | None:
@@ -94,6 +120,7 @@ class Relay:
                 rank.held = ()
             if isinstance(order.order, Commit):
                 rank.leaves = order.order.leave
+            rank.note_work(order.order)
             rank.send(order)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -129,6 +156,9 @@ class Relay:
             self._pass_up(rank, said)
             while messages := await _messages(reader, decoder):
                 self._pass_up(rank, messages)
+        except asyncio.CancelledError:
+            self._ranks.pop(key, None)
+            raise
         finally:
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
@@ -146,6 +176,9 @@ class Relay:
             if isinstance(message, Noticed | Refused | Committed):
                 rank.found.append(message)
             rank.has_left |= isinstance(message, Left)
+            if isinstance(message, Left | Vetoed | Finished):
+                rank.is_at_work = False
+            rank.ends |= isinstance(message, Left | Failed)
             if isinstance(message, Hold):
                 rank.held = (message,)
             elif isinstance(message, Refused | Vetoed | Left | Finished | Failed):
@@ -160,8 +193,17 @@ class _Rank:
         self.hello = hello
         self.found: deque[Noticed | Refused | Committed] = deque(maxlen=_MAX_FOUND)
         self.leaves = self.has_left = False  # on an order to all: so it is decided, so it has done
+        self.is_at_work = self.ends = False  # for an order of any kind; it will end by itself
         self.held: tuple[RankMessage, ...] = ()  # the hold that its training waits for an answer to
         self._writer = writer
+
+    def note_work(self, order: Order) -> None:
+        """What an order asks for, until it is done or taken back."""
+        self.ends |= isinstance(order, Free)
+        if isinstance(order, Prepare | Commit | Free | Rescue):
+            self.is_at_work = True
+        elif isinstance(order, Abandon) or (isinstance(order, Leave) and not self.leaves):  # a stop's is done once it has left
+            self.is_at_work = False
 
     def send(self, order: TellRank) -> None:
         transport = self._writer.transport

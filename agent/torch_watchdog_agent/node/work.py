@@ -88,6 +88,14 @@ class NodeWork:
         """For how long all ranks of this node have been gone on an order to all; None where that is not so."""
         return self._relay.stopped_s
 
+    def ranks_at_work(self) -> int:
+        """How many ranks of this node live and have an order to carry out."""
+        return sum(map(is_alive, self._relay.at_work()))
+
+    def ranks_to_go_on(self) -> tuple[int, ...]:
+        """The pids of this node's ranks that live, and do not end by themselves."""
+        return tuple(pid for pid in self._relay.to_go_on() if is_alive(pid))
+
     async def end(self, exit_code: int, signal: int | None) -> JobOutcome:
         """Reads and reports what is left, then asks how the job ended."""
         await self._relay.close()

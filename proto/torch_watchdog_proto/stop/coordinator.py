@@ -270,7 +270,7 @@ class Coordinator:
             case CancelRequested():
                 return f"taken back by {event.by}"
             case RankGone():
-                return f"rank {event.rank} is gone"
+                return event.why or f"rank {event.rank} is gone"
             case FromRank(message=Ack() as ack):
                 return f"rank {ack.rank} has applied step {ack.passed} already: the ranks are not in step with each other"
             case FromRank(message=CannotPromise() as word):

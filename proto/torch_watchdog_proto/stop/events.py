@@ -44,9 +44,10 @@ class FromRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGone:
-    """A rank's process has ended, or its control socket has closed."""
+    """A rank's process has ended, or its control socket has closed; or `why` else nobody can speak to it any more."""
 
     rank: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

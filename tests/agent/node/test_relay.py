@@ -29,11 +29,13 @@ from torch_watchdog_proto.messages import (
     Leave,
     Left,
     Noticed,
+    Order,
     Prepare,
     RankHello,
     Saved,
     Violation,
 )
+from torch_watchdog_proto.rescue_words import Free, Rescue
 
 
 def hello(rank: int, attempt: int = 0) -> RankHello:
@@ -229,6 +231,57 @@ def test_what_a_dead_rank_had_said_is_still_heard_when_the_relay_closes(tmp_path
             rank.sendall(encode(hello(0)) + encode(Finished(rank=0, passed=7)))
         await ranks.relay.close()
         assert [type(said).__name__ for said in ranks.up] == ["RankSaid", "RankSaid", "RankLost"]
+
+    run(scenario, tmp_path)
+
+
+def test_a_rank_that_lives_when_the_relay_closes_is_not_called_lost(tmp_path: Path) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        _, writer = await ranks.connect(encode(hello(0)))
+        await ranks.until(lambda: len(ranks.up) == 1)
+        await ranks.relay.close()
+        assert [type(said).__name__ for said in ranks.up] == ["RankSaid"]
+        writer.close()
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("orders", "answer", "at_work", "goes_on"),
+    [
+        ((), None, False, True),
+        ((Prepare(generation=1),), None, True, True),
+        ((Prepare(generation=1), Abandon(generation=1)), None, False, True),
+        ((Commit(generation=1), Leave(generation=1)), None, True, True),
+        ((Commit(generation=1), Leave(generation=1)), Left(rank=0, generation=1, updates_applied=1), False, False),
+        ((Commit(generation=1, leave=False), Leave(generation=1)), None, False, True),
+        ((Free(generation=1), Rescue(generation=1, path="p")), None, True, True),
+        ((Free(generation=1), Leave(generation=1)), None, False, False),
+    ],
+    ids=[
+        "trains",
+        "promises",
+        "was taken back",
+        "has written",
+        "has left",
+        "trains on after its checkpoint",
+        "rescues",
+        "was freed, and ends",
+    ],
+)
+def test_who_has_an_order_to_carry_out_and_who_goes_on(
+    tmp_path: Path, orders: tuple[Order, ...], answer: Left | None, at_work: bool, goes_on: bool
+) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        _, writer = await ranks.connect(encode(hello(0)))
+        await ranks.until(lambda: len(ranks.up) == 1)
+        for order in orders:
+            ranks.relay.tell(TellRank(attempt=0, rank=0, order=order))
+        if answer is not None:
+            writer.write(encode(answer))
+            await ranks.until(lambda: len(ranks.up) == 2)
+        assert (ranks.relay.at_work(), ranks.relay.to_go_on()) == ((100,) if at_work else (), (100,) if goes_on else ())
+        writer.close()
 
     run(scenario, tmp_path)
 

@@ -225,6 +225,15 @@ def test_an_order_is_no_incident_to_be_counted_and_nothing_fires_once_the_job_ha
     assert [incident["status"] for incident in run.incidents] == ["resolved"]
 
 
+def test_ranks_whose_command_has_ended_before_them_are_not_called_gone() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.handle(OrderRequested(kind="order.stop", by="ann", reason="now"))
+    run.end(137)
+    (incident,) = run.incidents
+    assert "the command on node has ended, and nobody speaks to rank 0 any more" in incident["summary"]
+
+
 def test_an_order_that_is_given_up_says_why_and_is_over() -> None:
     run = Run(world_size=1)
     run.hello(0)

@@ -199,7 +199,8 @@ class Attempt:
         effects: list[Effect] = []
         for rank in self._alive_on(node):
             self.ranks[rank].gone()
-            effects += self._orders.tell(stop.RankGone(rank=rank), now)
+            why = f"the command on {node} has ended, and nobody speaks to rank {rank} any more"
+            effects += self._orders.tell(stop.RankGone(rank=rank, why=why), now)
         self._failures.command_ended(goodbye.exit_code, goodbye.signal)
         return effects
 

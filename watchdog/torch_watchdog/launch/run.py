@@ -26,6 +26,7 @@ from torch_watchdog.launch.say import say
 from torch_watchdog.launch.summary import JobEnd, ended_by, summarise
 from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
+from torch_watchdog.phrases import count
 from torch_watchdog_agent.node.config import JobOutcome
 from torch_watchdog_proto.messages import EXIT_FAILED
 
@@ -107,7 +108,36 @@ def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callabl
         if number in ENDS_A_LAUNCH and _guarded(watch.stopped_s) is not None:
             signals.send(pid, signal.SIGKILL)  # nothing of the job is left, and it may hear no other
 
-    return signals.wait_forwarding(pid, witness, tick=tick, came=noted, instead=instead)
+    status = signals.wait_forwarding(pid, witness, tick=tick, came=noted, instead=instead)
+    _guarded(lambda: _wait_for_ranks(watch, status, came))
+    _guarded(lambda: _tell_of_those_left(watch, status))
+    return status
+
+
+def _wait_for_ranks(watch: Watch, status: int, came: Callable[[signal.Signals], object]) -> None:
+    """A launcher that was killed leaves its ranks behind: those that save are seen to their end, and no other launch begins beside them."""
+    at_work, is_asked = watch.ranks_at_work(), False
+    if not at_work:
+        return
+
+    def passed_on(number: signal.Signals) -> None:
+        nonlocal is_asked
+        came(number)
+        watch.signal_ranks(number)
+        is_asked |= watch.is_ended_by(number)
+
+    code, grace_s = signals.exit_code_of(status), watch.seat.config.grace_s
+    say(f"the command has ended ({code}) before {count(at_work, 'rank')} that may be saving: the launch waits for up to {grace_s:g} s")
+    signals.wait_while(lambda: not is_asked and watch.ranks_at_work() > 0, within_s=grace_s, came=passed_on)
+
+
+def _tell_of_those_left(watch: Watch, status: int) -> None:
+    pids = sorted(watch.ranks_to_go_on()) if os.WIFSIGNALED(status) else []
+    if pids:
+        some = ", ".join(map(str, pids[:8]))
+        say(
+            f"the command was killed, and {count(len(pids), 'rank')} {'are' if len(pids) > 1 else 'is'} left behind, unwatched: pids {some}"
+        )
 
 
 def _waiting_for_nodes(watch: Watch, pid: int) -> Callable[[], None]:

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
@@ -28,6 +29,7 @@ __all__ = [
     "spawn",
     "unblock_signals",
     "wait_forwarding",
+    "wait_while",
 ]
 
 FORWARDED = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT})
@@ -96,6 +98,15 @@ def wait_forwarding(
             came(signal.Signals(info.si_signo))
             if not witness.saw(info.si_signo):
                 instead.get(signal.Signals(info.si_signo), functools.partial(send, pid, info.si_signo))()
+
+
+def wait_while(is_so: Callable[[], bool], *, within_s: float, came: Callable[[signal.Signals], object], interval_s: float = 0.1) -> None:
+    """Waits for as long as something is so, and at most `within_s`; `came` is told each signal from outside."""
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s and is_so():
+        info = signal.sigtimedwait(_WAITED, interval_s)
+        if info is not None and info.si_signo in FORWARDED:
+            came(signal.Signals(info.si_signo))
 
 
 def send(pid: int, number: int) -> None:

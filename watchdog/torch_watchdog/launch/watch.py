@@ -92,6 +92,14 @@ class Watch:
         meets = self.seat.rendezvous
         return self.node.stopped_s() if meets is not None and meets.nodes > 1 and is_launcher(self.plan.command) else None
 
+    def ranks_at_work(self) -> int:
+        """How many ranks of this node live and have an order to carry out: to save, most of all."""
+        return self.node.ranks_at_work()
+
+    def ranks_to_go_on(self) -> tuple[int, ...]:
+        """The pids of this node's ranks that live, and do not end by themselves."""
+        return self.node.ranks_to_go_on()
+
     def ranks_heard(self) -> int:
         """How many ranks of this launch have left a trace here: a log, or what they learned. For where no daemon can tell."""
         traces = [*self.directory.logs.glob("rank-*.log"), *self.directory.contract_file(0).parent.glob("rank-*.json")]
@@ -108,9 +116,13 @@ class Watch:
     def signal_ranks(self, number: int) -> None:
         self.node.signal_ranks(number)
 
+    def is_ended_by(self, number: int) -> bool:
+        """Whether this signal asks for the end of the launch, and is not made an order of the job's."""
+        return number in ENDS_A_LAUNCH and not (number == SIGTERM and self.saves_on_signal)
+
     def signalled(self, number: int) -> None:
-        """The launch got a signal. What asks for its end, and is not made an order of the job's, ends the ranks by itself: nothing failed."""
-        if number in ENDS_A_LAUNCH and not (number == SIGTERM and self.saves_on_signal):
+        """The launch got a signal. What asks for its end ends the ranks by itself: nothing failed."""
+        if self.is_ended_by(number):
             self.node.asked_to_end(number)
 
     def finish(self, exit_code: int, signal: int | None) -> JobOutcome:
