@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.copied import KEPT_MARK, close_all_but, give_up, is_kept, tee_only
-from torch_watchdog_agent.group import lives
+from torch_watchdog_agent.group import kill, lives
 from torch_watchdog_agent.output import Tee, open_tee
 
 if TYPE_CHECKING:  # what only annotations need is not paid for in every rank
@@ -220,7 +220,8 @@ class _Keeper:
         """Workers of a rank that was killed may wait for it for ever. Those that left its group, daemons, are not ours to end."""
         while self._signal_group(0) and time.monotonic() < end_s and not self.is_hurried and lives(self.rank_pid):
             self._turn(SWEEP_POLL_MS)
-        self._signal_group(signal.SIGKILL)
+        if self._signal_group(0):
+            kill(self.rank_pid)
 
     def _signal_group(self, number: int) -> bool:
         try:

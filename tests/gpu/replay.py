@@ -30,11 +30,17 @@ def main() -> None:
     args = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "command": "python tests/gpu/replay.py --out FILE.json"}
     with tempfile.TemporaryDirectory() as folder:
-        observed = launch(Path(folder), [*watchdog("--policy", "observe"), *torchrun(*script("train.py", "--device", args.device, "--bad", 38), ranks=1)])
+        observed = launch(
+            Path(folder), [*watchdog("--policy", "observe"), *torchrun(*script("train.py", "--device", args.device, "--bad", 38), ranks=1)]
+        )
         bundle = next((observed.run_dir / "bundles").glob("*.safetensors"))
         said = re.search(r"  what   (.*)", observed.err)
         results["observed"] = {"exit code": observed.code, "assertion": "device-side assert" in observed.err, "what": said and said[1]}
-        for title, words in {"replay BUNDLE": [bundle], "replay --cuda BUNDLE": ["--cuda", bundle], "replay BUNDLE --cuda": [bundle, "--cuda"]}.items():
+        for title, words in {
+            "replay BUNDLE": [bundle],
+            "replay --cuda BUNDLE": ["--cuda", bundle],
+            "replay BUNDLE --cuda": [bundle, "--cuda"],
+        }.items():
             again = launch(Path(folder), watchdog("replay", *map(str, words)))
             where, line = "on the GPU" if "--cuda" in words else "on the CPU", LINE.search(again.err)
             results[title] = {

@@ -131,6 +131,31 @@ os.kill(os.getpid(), signal.SIGKILL)
         process.communicate(timeout=DEADLINE_S)
 
 
+def test_a_killed_rank_whose_worker_hears_no_sigterm_leaves_no_semaphore(stage: Stage) -> None:
+    """Python's tracker of them removes it, once the worker is gone; killed with the group it could not."""
+    (stage.folder / "deaf.py").write_text("""
+import os, signal
+
+def work(ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.release()
+    signal.pause()
+
+def main(context):
+    ready = context.Semaphore(0)
+    context.Process(target=work, args=(ready,)).start()
+    ready.acquire()
+    print(ready._semlock.name, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+    code = f"import multiprocessing, sys; sys.path.insert(0, {str(stage.folder)!r}); import deaf; deaf.main(multiprocessing.get_context('spawn'))"
+    process = stage.start(code, stdout=subprocess.PIPE)
+    semaphore = Path("/dev/shm") / f"sem.{read_line(process).decode().strip().lstrip('/')}"  # noqa: S108
+    assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    eventually(lambda: not semaphore.exists(), "the semaphore is removed")
+    process.communicate(timeout=DEADLINE_S)
+
+
 def test_workers_of_a_rank_that_ended_by_itself_are_left_alone(stage: Stage) -> None:
     code = "import os, signal\npid = os.fork()\nif pid == 0:\n    os.close(1)\n    signal.pause()\nprint(pid, flush=True)\nos._exit(3)"
     process = stage.start(code, stdout=subprocess.PIPE)

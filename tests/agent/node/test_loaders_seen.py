@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from torch_watchdog_agent.group import lives
 from torch_watchdog_agent.node.loaders import look_at_loader
 
 SCRIPT = """
@@ -42,7 +43,15 @@ def loading(folder: Path, how: str) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # a worker that sleeps does not look for its parent
+            os.killpg(process.pid, signal.SIGTERM)  # a worker that sleeps does not look for its parent
+            until_ended(process.pid)
+
+
+def until_ended(group: int) -> None:
+    """Python's tracker of its semaphores, too: killed with the others it would leave them."""
+    deadline = time.monotonic() + 30
+    while lives(group) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
