@@ -150,7 +150,7 @@ def main(context):
 """)
     code = f"import multiprocessing, sys; sys.path.insert(0, {str(stage.folder)!r}); import deaf; deaf.main(multiprocessing.get_context('spawn'))"
     process = stage.start(code, stdout=subprocess.PIPE)
-    semaphore = Path("/dev/shm") / f"sem.{read_line(process).decode().strip().lstrip('/')}"  # noqa: S108
+    semaphore = Path("/dev/shm") / f"sem.{read_line(process).decode().strip().lstrip('/')}"
     assert process.wait(DEADLINE_S) == -signal.SIGKILL
     eventually(lambda: not semaphore.exists(), "the semaphore is removed")
     process.communicate(timeout=DEADLINE_S)
