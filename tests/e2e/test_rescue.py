@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launching import SCRIPTS, Ended, environment, launch, script, torchrun, watchdog
+from safetensors.torch import save_file
 
 pytestmark = pytest.mark.e2e
 
@@ -147,6 +149,25 @@ def test_the_batch_of_a_failing_rank_is_replayed_with_its_true_stack(tmp_path: P
     assert run.err.count(": observed, nothing is changed") == 1, run.err
     said = re.search(r"  what   (ids\[\S+\] = 51, allowed 0\.\.39)", run.err)
     assert said is not None and said[0] in replayed.err, replayed.err
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(("--fsdp2",), marks=pytest.mark.slow)])
+def test_a_script_for_gpus_is_replayed_on_the_cpu(tmp_path: Path, more: tuple[str, ...]) -> None:
+    bundle = tmp_path / "0-0.safetensors"
+    save_file({"0": torch.full((4, 8), 40), "1": torch.zeros(4, dtype=torch.int64)}, bundle)
+    replayed = launch(tmp_path, [*watchdog("replay"), str(bundle), "--", *script("for_gpus.py", *more)])
+    assert replayed.code == 1, replayed.err
+    assert re.search(r"File \".*for_gpus.py\", line \d+, in forward(?s:.*)index out of range", replayed.err), replayed.err
+    assert "batch[0][0,0] = 40, allowed 0..39, and 31 elements more" in replayed.err
+
+
+@pytest.mark.slow
+def test_what_a_script_for_gpus_can_take_goes_through_on_the_cpu(tmp_path: Path) -> None:
+    bundle = tmp_path / "0-0.safetensors"
+    save_file({"0": torch.full((4, 8), 39), "1": torch.zeros(4, dtype=torch.int64)}, bundle)
+    replayed = launch(tmp_path, [*watchdog("replay", "--cuda"), str(bundle), "--", *script("for_gpus.py")])
+    assert replayed.code == 0 and "went through forward, backward and update without an error" in replayed.err, replayed.err
+    assert ("no GPU can be used here" in replayed.err) is not torch.cuda.is_available()
 
 
 @pytest.mark.slow

@@ -43,6 +43,21 @@ def arm(config: AgentConfig) -> None:
     global _config
     _config = config
     os.register_at_fork(after_in_child=_disarm_in_child)
+    if config.replay is not None:
+        _replay_where_it_can()
+
+
+def _replay_where_it_can() -> None:
+    """A replay is for the CPU, whatever the script was written for, unless a GPU was asked for and is there."""
+    import torch
+
+    from torch_watchdog_agent.hooks.on_cpu import instead_of_gpus
+
+    if torch.cuda.is_available():
+        return
+    if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+        _say("no GPU can be used here: what follows runs on the CPU")
+    instead_of_gpus()
 
 
 def guarded(name: str, *, at_end: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:

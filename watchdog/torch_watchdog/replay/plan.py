@@ -34,8 +34,9 @@ def script_of(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def environment_of(environment: Mapping[str, str], *, cuda: bool, port: int) -> dict[str, str]:
-    """One rank of one, on the CPU, or on the GPU with every kernel waited for."""
+    """One rank of one, on the CPU, or on the GPU with every kernel waited for. Nothing is compiled: the stack of compiled code has no line of the model's."""
     alone = {
+        "TORCHDYNAMO_DISABLE": "1",
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
