@@ -29,7 +29,8 @@ def saved_as_after_an_update(run: Ended, incident: dict[str, Any], *model: str) 
     path = incident["action"]["checkpoint"]["path"]
     check = [sys.executable, str(SCRIPTS / "failing.py"), "--check", path, *model]
     found = subprocess.run(check, cwd=run.folder, env=environment(), capture_output=True, text=True, timeout=120).stdout.splitlines()
-    return found[-1] in (run.folder / "trail-0-0").read_text().splitlines()
+    (saver,) = incident["action"]["checkpoint"]["saved_by"]
+    return found[-1] in (run.folder / f"trail-0-{saver}").read_text().splitlines()
 
 
 def seconds_to_free(run: Ended) -> float:
@@ -132,11 +133,18 @@ def test_a_restart_of_the_launcher_goes_on_from_what_was_saved(tmp_path: Path) -
     assert "attempt 1 goes on from" in run.err and "  resume " not in run.err
 
 
-def test_two_ranks_that_fail_leave_nothing_to_save(tmp_path: Path) -> None:
+def test_of_two_ranks_that_both_raise_one_saves_what_it_held_before(tmp_path: Path) -> None:
     run = failed(tmp_path, "--fault", "raise", "--both")
     (incident,) = run.incidents
-    assert (run.code, incident["kind"], incident["action"]["checkpoint"]) == (1, "rank.exception", None)
-    assert "no healthy rank is left" in incident["cause"]
+    assert (run.code, incident["kind"]) == (1, "rank.exception")
+    assert saved_as_after_an_update(run, incident)
+
+
+@pytest.mark.slow
+def test_of_two_ranks_that_both_die_nothing_is_saved(tmp_path: Path) -> None:
+    run = failed(tmp_path, "--fault", "kill", "--both")
+    assert all(incident["action"]["checkpoint"] is None for incident in run.incidents)
+    assert any("no healthy rank is left" in incident["cause"] for incident in run.incidents)
 
 
 def test_the_batch_of_a_failing_rank_is_replayed_with_its_true_stack(tmp_path: Path) -> None:

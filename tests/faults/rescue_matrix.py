@@ -139,7 +139,7 @@ def judged(case: Case, model: str, ended: Ended) -> dict[str, Any]:
         return told | {"told": False, "problem": f"{len(ended.incidents)} incidents", "tail": ended.err[-800:]}
     (incident,) = ended.incidents
     right = incident["kind"] in case.kinds and incident["origin"]["rank"] in first
-    state = refused(incident) if model == "FSDP2" or "--both" in case.words else saved(ended, incident)
+    state = refused(incident) if model == "FSDP2" else saved(ended, incident)
     whole = right and state and ended.code == case.exit_code
     told |= {"told": right, "kind": incident["kind"], "state": state, "free_s": seconds_to_free(ended)}
     return told | ({} if whole else {"problem": incident["summary"], "cause": incident["cause"]})
@@ -160,18 +160,18 @@ def seconds_to_free(ended: Ended) -> float | None:
 
 
 def refused(incident: dict[str, Any]) -> bool:
-    why = ("shards the parameters", "no healthy rank is left")
-    return incident["action"]["checkpoint"] is None and any(words in incident["cause"] for words in why)
+    return incident["action"]["checkpoint"] is None and "shards the parameters" in incident["cause"]
 
 
 def saved(ended: Ended, incident: dict[str, Any]) -> bool:
-    """The checkpoint holds, bit by bit, what the healthy rank itself had after that update."""
+    """The checkpoint holds, bit by bit, what the rank that wrote it had after that update."""
     checkpoint = incident["action"]["checkpoint"]
     if checkpoint is None or not checkpoint["committed"]:
         return False
     check = [sys.executable, str(SCRIPTS / "failing.py"), "--check", checkpoint["path"]]
     found = subprocess.run(check, cwd=ended.folder, env=environment(), capture_output=True, text=True, timeout=120).stdout.splitlines()
-    return found[-1] in (ended.folder / "trail-0-0").read_text().splitlines()
+    (saver,) = checkpoint["saved_by"]
+    return found[-1] in (ended.folder / f"trail-0-{saver}").read_text().splitlines()
 
 
 def write(out: Path, trials: dict[str, Any]) -> None:

@@ -30,8 +30,9 @@ class Run:
             else:
                 self.ended.append(effect)
 
-    def fail(self, rank: int, *, victim: bool = False) -> None:
-        self.keep(self.rescue.handle(RankFailed(rank=rank, reason="it fell", generation=GENERATION, victim=victim), now=self.now))
+    def fail(self, rank: int, *, victim: bool = False, waits: bool = False) -> None:
+        failed = RankFailed(rank=rank, reason="it fell", generation=GENERATION, victim=victim, waits=waits)
+        self.keep(self.rescue.handle(failed, now=self.now))
 
     def out(self, rank: int) -> None:
         self.keep(self.rescue.handle(RankGone(rank=rank), now=self.now))
@@ -165,6 +166,50 @@ def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
     run.freed(0)
     run.fail(0)
     assert run.ended[0].reason == "nothing was saved: it fell; no healthy rank is left"
+
+
+def test_one_that_raises_alone_saves_what_it_held_before() -> None:
+    run = Run(world=1)
+    run.fail(0, waits=True)
+    run.freed(0)
+    run.saved(0)
+    run.committed(0)
+    assert run.kinds(0) == [Free, Rescue, WriteCommitted, Leave]
+    assert run.ended[0].reason == "rank 0 saved the state after 7 updates"
+
+
+def test_one_that_raises_alone_in_the_middle_of_an_update_saves_nothing() -> None:
+    run = Run(world=1)
+    run.fail(0, waits=True)
+    run.freed(0, holds="nothing", why="its update was under way")
+    assert run.kinds(0) == [Free, Leave]
+    assert run.ended[0].reason == "nothing was saved: its update was under way"
+
+
+def test_of_ranks_that_all_raise_the_last_is_asked() -> None:
+    run = Run(world=3)
+    for rank in (1, 0, 2):
+        run.fail(rank, waits=True)
+    assert (run.kinds(1), run.kinds(0), run.kinds(2)) == ([Leave], [Free, Leave], [Free])
+    run.freed(2)
+    assert run.kinds(2) == [Free, Rescue]
+
+
+def test_the_last_that_raises_is_not_asked_while_a_healthy_one_is_there_or_a_victim() -> None:
+    run = Run(world=3)
+    run.fail(2, victim=True)
+    run.fail(1, waits=True)
+    run.fail(0, waits=True)
+    assert (run.kinds(0)[-1], run.kinds(1)[-1], run.kinds(2)) == (Leave, Leave, [Free])
+
+
+def test_the_last_that_raises_may_die_while_it_saves() -> None:
+    run = Run(world=1)
+    run.fail(0, waits=True)
+    run.freed(0)
+    run.out(0)
+    run.fail(0)
+    assert run.ended[0].reason == "nothing was saved: rank 0 ended while it saved; no healthy rank is left"
 
 
 def hsdp(*, updates: dict[int, int] | None = None, dead: int = 3) -> Run:

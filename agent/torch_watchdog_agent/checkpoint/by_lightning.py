@@ -76,8 +76,8 @@ def writer(path: Path, moment: Moment) -> Writer | None:
 
 def _can_be_alone(trainer: Any, alone: Alone) -> bool:
     """Where every rank holds everything, and the loops' many counts are of this moment: nobody but Lightning could set them back."""
-    replicated = any(kind.__name__ == "DDPStrategy" for kind in type(trainer.strategy).__mro__)
-    return replicated and trainer.global_step == count_after(alone.steps, _counts)
+    holds_all = any(kind.__name__ in ("DDPStrategy", "SingleDeviceStrategy") for kind in type(trainer.strategy).__mro__)
+    return holds_all and trainer.global_step == count_after(alone.steps, _counts)
 
 
 def _save_alone(trainer: Any, folder: Path, moment: Moment) -> None:

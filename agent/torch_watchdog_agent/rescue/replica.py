@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, parameters_of
+from torch_watchdog_agent.hooks.groups import living
 from torch_watchdog_proto.rescue_words import Holds
 
 __all__ = ["holdings", "part_of", "wrapped"]
@@ -47,6 +48,8 @@ def holdings(state: TrainingState, *, world_size: int, updates: int) -> tuple[Ho
     sharded = _why_sharded(state, parameters)
     if sharded:
         return "part", sharded
+    if world_size == 1:
+        return ("part", "it is one of several processes, which this launch knows nothing of") if _has_peers() else ("all", "")
     replicas = [model for model, one in _replicated.items() if one.ranks == world_size and one.bare_since in (None, updates)]
     covered = {id(param) for model in replicas for param in model.parameters()}
     if all(id(param) in covered for param in parameters):
@@ -86,6 +89,11 @@ def _why_sharded(state: TrainingState, parameters: list[Any]) -> str:
     if any(_is_fsdp1(module) for model in state.models for module in model.modules()):
         return "FSDP shards the parameters: the failed rank's shard is gone"
     return ""
+
+
+def _has_peers() -> bool:
+    """Whether this process, which its launcher started alone, has joined others by itself."""
+    return any(group.size() > 1 for group in living())
 
 
 def _is_fsdp1(module: Any) -> bool:

@@ -154,7 +154,7 @@ class Rescuer:
 
         rank, message = self._rank, self._own.told(error, words or words_of(error))
         with self._changed:
-            self._asked = rank.config.policy != "observe" and rank.identity.world_size > 1
+            self._asked = rank.config.policy != "observe" and (rank.identity.world_size > 1 or not isinstance(error, SystemExit))
         if not rank.tell(message):
             self._asked = False
         recorded(rank, device_answers=lambda: True)  # the others are being freed meanwhile
@@ -230,7 +230,8 @@ class Rescuer:
         from torch_watchdog_agent.rescue import sockets
 
         rank = self._rank
-        rank.say(f"a rank has failed ({free.reason}): this one applies no update any more")
+        if rank.identity.world_size > 1:
+            rank.say(f"a rank has failed ({free.reason}): this one applies no update any more")
         kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
         if on_device(kept):
             if rank.config.device_gate:
@@ -253,6 +254,8 @@ class Rescuer:
         self._end_where_stuck()
 
     def _end_where_stuck(self) -> None:
+        if self._rank.identity.world_size == 1:
+            return  # it waits for nobody, and ends by its own exception
         with self._changed:
             self._changed.wait_for(lambda: self._standing, LEAVE_S)
         if not self._standing:

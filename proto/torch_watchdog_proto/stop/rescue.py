@@ -33,12 +33,14 @@ State: TypeAlias = Literal["idle", "freeing", "saving", "sealing", "over"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailed:
-    """A rank raises, has died or hangs. `victim`: it only suffers from a peer's failure, waits for a word, and may hold a whole state."""
+    """A rank raises, has died or hangs. `victim`: it only suffers from a peer's failure, waits for a word, and may hold a whole state. `waits`: it raises
+    something of its own and waits for a word, too: it is asked for what it held before that where no healthy rank is left."""
 
     rank: int
     reason: str
     generation: int  # for the rescue, if this begins one
     victim: bool = False
+    waits: bool = False
     exit_code: int = 1
 
 
@@ -72,6 +74,7 @@ class RescueCoordinator:
         self.state: State = "idle"
         self._here: set[int] = set()
         self._failed: set[int] = set()  # not victims
+        self._last: int | None = None  # of those, one that waits, with no healthy rank left
         self._freed: dict[int, Freed] = {}
         self._told: set[int] = set()  # to save
         self._unable: set[int] = set()  # those that could not
@@ -109,10 +112,11 @@ class RescueCoordinator:
             return (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
         if not failed.victim:
             self._failed.add(failed.rank)
+            self._last = failed.rank if failed.waits and self._here <= self._failed else self._last
         effects: tuple[Effect, ...] = ()
         if self.state == "idle":
             effects = self._begin(failed, now)
-        if not failed.victim:
+        if not failed.victim and not (failed.waits and failed.rank == self._last):
             effects += (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
             if self.state in ("saving", "sealing") and failed.rank in self._savers:
                 return effects + self._try_next(failed.reason, now)
@@ -126,7 +130,7 @@ class RescueCoordinator:
         return tuple(Tell(rank=rank, order=free) for rank in sorted(self._asked()))
 
     def _asked(self) -> set[int]:
-        return self._here - self._failed
+        return self._here - (self._failed - {self._last})
 
     def _on_gone(self, rank: int, now: float) -> tuple[Effect, ...]:
         self._here.discard(rank)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_watchdog_agent.checkpoint.subjects import TrainingState
 from torch_watchdog_agent.hooks import active
@@ -169,6 +170,17 @@ def test_parameters_that_are_in_no_replica_are_a_part() -> None:
     state = TrainingState(models=(model,), optimizers=(torch.optim.SGD(model.parameters(), lr=1),), schedulers=(), scalers=())
     holds, why = holdings(state, world_size=2, updates=1)
     assert holds == "part" and "DistributedDataParallel" in why
+
+
+def test_a_process_that_trains_alone_holds_all_unless_it_has_joined_others() -> None:
+    model = torch.nn.Linear(2, 2)
+    state = TrainingState(models=(model,), optimizers=(torch.optim.SGD(model.parameters(), lr=1),), schedulers=(), scalers=())
+    assert holdings(state, world_size=1, updates=1) == ("all", "")
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        assert holdings(state, world_size=1, updates=1)[0] == "part"
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(("updates", "holds"), [(3, "all"), (4, "part")])

@@ -175,3 +175,18 @@ def test_whoever_looks_into_a_failure_is_sent_to_what_is_there_by_a_path_that_wo
     run.report(events=(ended(1, 1, **end), ended(0, 2, signal=15)))
     (incident,) = run.incidents
     assert fix in incident["fix"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "asked"),
+    [
+        (("ValueError: a fault",), Free),
+        (("ValueError: a fault", "SystemExit: 1"), m.Leave),
+        (("AcceleratorError: CUDA error: device-side assert triggered",), m.Leave),
+    ],
+)
+def test_a_rank_that_raises_alone_is_asked_for_what_it_held_where_it_may_hold_something(chain: tuple[str, ...], asked: type) -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    effects = run.say(Failed(rank=0, step=5, updates_applied=5, time_ns=1, text=chain[0], chain=chain))
+    assert orders(effects)[0] == (0, asked)

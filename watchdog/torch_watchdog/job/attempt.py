@@ -5,6 +5,7 @@ Owns one attempt, and nothing of the one before it leaks in: a restart makes a n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ from torch_watchdog_proto.stop.rescue import RankFailed
 __all__ = ["Attempt"]
 
 _MAX_REASON = 4_000  # characters: what a rank has said of itself, in an order to the others
+_DEVICE_IS_LOST = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error")
 
 
 class Attempt:
@@ -155,7 +157,8 @@ class Attempt:
             yield from self._ask(alive)[1]
             self._say_who_is_away(alive)
         victim = self._failures.is_victim(rank.pid)
-        yield from self._rescue(rank.rank, f"rank {rank.rank}{' lost another' if victim else ''}: {failed.text}", now, victim=victim)
+        reason = f"rank {rank.rank}{' lost another' if victim else ''}: {failed.text}"
+        yield from self._rescue(rank.rank, reason, now, victim=victim, waits=_may_hold_something(failed))
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
         """Whoever takes the machine away signals every rank, or one node's, and perhaps twice: that is one order."""
@@ -293,10 +296,10 @@ class Attempt:
 
     # The rescue of the others, once a rank has failed
 
-    def _rescue(self, rank: int, reason: str, now: float, *, victim: bool = False) -> Iterable[Effect]:
+    def _rescue(self, rank: int, reason: str, now: float, *, victim: bool = False, waits: bool = False) -> Iterable[Effect]:
         if not self._orders.are_possible:
             return ()
-        failed = RankFailed(rank=rank, reason=reason[:_MAX_REASON], generation=self._orders.next_generation(), victim=victim)
+        failed = RankFailed(rank=rank, reason=reason[:_MAX_REASON], generation=self._orders.next_generation(), victim=victim, waits=waits)
         return self._tell_each(self._rescues.failed(failed, now))
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
@@ -364,3 +367,8 @@ class Attempt:
 
     def _event(self, now: float, kind: str, *, text: str, **more: Any) -> AppendEvent:
         return self._shared.log.line(now, kind, attempt=self.number, text=text, **more)
+
+
+def _may_hold_something(failed: Failed) -> bool:
+    """Whether the state of a rank that raises may be asked for: not of a script that ends by an exit of its own, nor from a device that answers no more."""
+    return not failed.chain[-1:] or not (failed.chain[-1].startswith("SystemExit") or any(map(_DEVICE_IS_LOST.search, failed.chain)))
