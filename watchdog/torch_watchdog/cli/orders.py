@@ -21,7 +21,7 @@ from torch_watchdog.phrases import as_typed, checkpoint_state
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.user import caller
 from torch_watchdog_agent.asked import TAKEN
-from torch_watchdog_proto.envelopes import OrderKind, RankStatus
+from torch_watchdog_proto.envelopes import OrderAnswer, OrderKind, RankStatus
 
 __all__ = ["ask", "order_options"]
 
@@ -45,15 +45,16 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
         reached = live_client(look)
     except DaemonUnreachableError as error:
         raise OrderRefusedError(look.name, "it is not running: its launch has ended") from error
+    say, deadline_s = (lambda _: None) if as_json else _told_on_the_side, time.monotonic() + config.grace_s
     with reached as client:
         before = _orders(client.incidents(look.name), kind)
-        answer = client.request(look.name, kind, by=caller(), reason=reason)
+        answer = _answer(client, look.name, kind, reason=reason, deadline_s=deadline_s, say=say)
         if not answer.accepted:
             raise OrderRefusedError(look.name, answer.text)
         if not as_json:
             click.echo(answer.text)
-        waiting = _Awaited(client, look, kind, known=len(before), say=(lambda _: None) if as_json else _told_on_the_side)
-        came_of_it = waiting.end(within_s=config.grace_s) if wait else None
+        waiting = _Awaited(client, look, kind, known=len(before), say=say)
+        came_of_it = waiting.end(within_s=deadline_s - time.monotonic()) if wait else None
     checkpoint = ((came_of_it or {}).get("action") or {}).get("checkpoint") or {}
     is_good = checkpoint.get("committed") and checkpoint.get("finite") is not False
     if as_json:
@@ -62,6 +63,29 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
         click.echo("\n".join([_told(checkpoint), *_to_go_on(look, checkpoint)]))
     if came_of_it is not None and not is_good:
         raise OrderLostError(look.name, str(came_of_it.get("summary")))
+
+
+def _answer(
+    client: DaemonClient, name: str, kind: OrderKind, *, reason: str, deadline_s: float, say: Callable[[str], None]
+) -> OrderAnswer:  # fmt: skip
+    """To a stop that comes while a checkpoint is written: once that is done. Whoever asks would have to ask again."""
+
+    def is_written() -> bool:
+        return kind == "order.stop" and any(
+            found.get("status") != "resolved" for found in _orders(client.incidents(name), "order.checkpoint")
+        )
+
+    said = False
+    while True:
+        was_written = is_written()
+        answer = client.request(name, kind, by=caller(), reason=reason)
+        if answer.accepted or not (was_written or is_written()) or time.monotonic() >= deadline_s:
+            return answer
+        if not said:
+            say("a checkpoint is under way: the stop is asked for again once that is done")
+            said = True
+        while is_written() and time.monotonic() < deadline_s:
+            time.sleep(LOOK_EVERY_S)
 
 
 def _orders(incidents: Iterable[Incident], kind: OrderKind) -> Sequence[Incident]:

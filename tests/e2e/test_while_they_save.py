@@ -1,4 +1,4 @@
-"""torchrun itself is killed while its ranks save: the launch waits for them, tells what they sealed, and calls none gone that lives."""
+"""What comes while ranks save. torchrun itself is killed: the launch waits for them, tells what they sealed, and calls none gone that lives. A stop is asked for."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from torch_watchdog_agent.node.processes import is_alive
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def saving(folder: Path, *arguments: str, ranks: tuple[int, ...], options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A launch whose `ranks` are in their save, each until `let_them_save`. Without `--fail` it is stopped for it."""
+def saving(
+    folder: Path, *arguments: str, ranks: tuple[int, ...], options: tuple[str, ...] = (), asks: str = "stop"
+) -> subprocess.Popen[str]:
+    """A launch whose `ranks` are in their save, each until `let_them_save`, because somebody `asks` for one, or rank 1 fails."""
     for rank in (0, 1):
         os.mkfifo(folder / f"fifo-{rank}")
     wrapper = start(folder, [*watchdog("--job", "j", *options), *torchrun(*script("held_save.py", *arguments))])
     until(lambda: all((folder / f"step-{rank}").exists() for rank in (0, 1)), "both ranks train")
-    if not arguments:
-        launch(folder, [*watchdog("stop", "--no-wait"), "j"])
-    until(lambda: all((folder / f"saving-{rank}").exists() for rank in ranks), "they save")
+    if asks:
+        launch(folder, [*watchdog(asks, "--no-wait"), "j"])
+    until_they_save(folder, *ranks)
     return wrapper
+
+
+def until_they_save(folder: Path, *ranks: int) -> None:
+    until(lambda: all((folder / f"saving-{rank}").exists() for rank in ranks), "they save")
 
 
 def kill_torchrun(wrapper: subprocess.Popen[str]) -> None:
@@ -36,6 +42,7 @@ def kill_torchrun(wrapper: subprocess.Popen[str]) -> None:
 def let_them_save(folder: Path, *ranks: int) -> None:
     """Returns once each has opened its end, too."""
     for rank in ranks:
+        (folder / f"saving-{rank}").unlink()
         (folder / f"fifo-{rank}").open("wb").close()
 
 
@@ -49,12 +56,14 @@ def killed(wrapper: subprocess.Popen[str], folder: Path) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "savers", "told"),
-    [((), (0, 1), "stopped on request (exit code 0)"), (("--fail",), (0,), "failed: rank.exception (exit code 137)")],
+    ("arguments", "asks", "savers", "told"),
+    [((), "stop", (0, 1), "stopped on request (exit code 0)"), (("--fail",), "", (0,), "failed: rank.exception (exit code 137)")],
     ids=["stop", "rescue"],
 )
-def test_the_launch_waits_and_tells_the_checkpoint(tmp_path: Path, arguments: tuple[str, ...], savers: tuple[int, ...], told: str) -> None:
-    wrapper = saving(tmp_path, *arguments, ranks=savers)
+def test_the_launch_waits_and_tells_the_checkpoint(
+    tmp_path: Path, arguments: tuple[str, ...], asks: str, savers: tuple[int, ...], told: str
+) -> None:
+    wrapper = saving(tmp_path, *arguments, ranks=savers, asks=asks)
     kill_torchrun(wrapper)
     until(lambda: "the launch waits" in (tmp_path / "err").read_text(), "the launch says for whom it waits")
     let_them_save(tmp_path, *savers)
@@ -96,3 +105,16 @@ def test_ranks_that_only_train_are_not_waited_for_and_told_as_left_behind(tmp_pa
     assert len(left) == 2
     assert f"2 ranks are left behind, unwatched: pids {left[0]}, {left[1]}" in run.err, run.err
     assert "gone" not in (run.run_dir / "events.jsonl").read_text().replace("the node process is gone", "")
+
+
+def test_a_stop_that_is_asked_for_while_a_checkpoint_is_written_comes_after_it(tmp_path: Path) -> None:
+    wrapper = saving(tmp_path, ranks=(0, 1), asks="checkpoint")
+    (tmp_path / "stop").mkdir()
+    stop = start(tmp_path / "stop", [*watchdog("stop"), str(tmp_path / "watchdog_runs" / "j")])
+    until(lambda: "a checkpoint is under way" in (tmp_path / "stop" / "err").read_text(), "it says what it waits for")
+    let_them_save(tmp_path, 0, 1)
+    until_they_save(tmp_path, 0, 1)  # for the stop
+    let_them_save(tmp_path, 0, 1)
+    asked, run = ended(stop, tmp_path / "stop"), ended(wrapper, tmp_path)
+    assert (asked.code, run.code) == (0, 0), asked.err + run.err
+    assert len([path for path in (run.run_dir / "checkpoints").iterdir() if (path / "COMMITTED").exists()]) == 2
