@@ -198,7 +198,7 @@ def bad_samples(guard: Guard, batch: Any, checked: Checked) -> Iterator[dict[str
             return
         clean = guard.repaired(batch, checked)
         key = violation.batch.key
-        own, mended = leaves_of(batch).get(key), None if clean is None else leaves_of(clean).get(key)
+        own, mended = (None if one is None else leaves_of(one, checked.leaves).get(key) for one in (batch, clean))
         found = () if own is None or mended is None or own.shape != mended.shape else _rows(own, mended)
         entries = [_entry(violation, checked, element, own) for element in found] or [_entry(violation)]
         for entry in entries:

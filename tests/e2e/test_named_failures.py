@@ -16,9 +16,15 @@ pytestmark = pytest.mark.e2e
 STEPS, FIRST = 12, 5
 
 
-def trained(tmp_path: Path, policy: str, model: str, *faults: str, ragged: bool = False) -> Ended:
+def trained(tmp_path: Path, policy: str, model: str, *faults: str, ragged: bool = False, form: str = "tensor") -> Ended:
     """The faults meet rank 1 in one step after the other."""
-    planned = [*(["--ragged"] if ragged else []), "--fault", *(f"{fault}@{FIRST + number}" for number, fault in enumerate(faults))]
+    planned = [
+        *(["--ragged"] if ragged else []),
+        "--form",
+        form,
+        "--fault",
+        *(f"{fault}@{FIRST + number}" for number, fault in enumerate(faults)),
+    ]
     return launch(tmp_path, [*watchdog("--policy", policy, "--job", model), *torchrun(*script("named.py", model, *planned))])
 
 
@@ -86,6 +92,32 @@ def test_layoutlmv3_goes_on_without_boxes_of_another_scale_clips_swapped_corners
     assert (mask["step"], mask["kind"], mask["severity"], mask["batch"]["key"]) == (8, "batch.shape", "warning", "attention_mask")
     assert "attention_mask (2, 8) does not fit input_ids (2, 10)" in mask["summary"]
     assert len(ended.lines("trained in step")) == 2 * STEPS
+
+
+@pytest.mark.parametrize("form", ["array", pytest.param("int32", marks=pytest.mark.slow), pytest.param("list", marks=pytest.mark.slow)])
+def test_bert_of_whose_batches_the_loop_makes_tensors_goes_on_without_a_bad_id_and_a_bad_label(tmp_path: Path, form: str) -> None:
+    ended = trained(tmp_path, "skip", "bert", "id", "label", form=form)
+    assert ended.code == 0, ended.err
+    bad_id, label = ended.incidents
+    assert told(bad_id) == (5, "input_ids", [1, 4], 64, 0, 63, "embedding")
+    assert told(label) == (6, "labels", [1], 3, 0, 2, "cross_entropy")
+    assert [one["batch"]["sample"]["dataset_index"] for one in (bad_id, label)] == [sample(5), sample(6)]
+    assert len(ended.lines("trained in step")) == 2 * STEPS
+
+
+@pytest.mark.parametrize(("model", "key"), [("bert", "input_ids"), pytest.param("layoutlmv3", "bbox", marks=pytest.mark.slow)])
+def test_one_array_where_always_was_a_tensor_is_left_out_and_replay_shows_what_it_would_have_done(
+    tmp_path: Path, model: str, key: str
+) -> None:
+    ended = trained(tmp_path, "skip", model, "numpy")
+    assert ended.code == 0, ended.err
+    (incident,) = ended.incidents
+    assert (incident["step"], incident["kind"], incident["batch"]["key"], incident["origin"]["rank"]) == (FIRST, "batch.dtype", key, 1)
+    assert f"{key} came as a NumPy array; embedding needs a tensor" in incident["summary"]
+    assert f"{sample(FIRST) - 2}, {sample(FIRST)}" in incident["cause"]
+    assert len(ended.lines("trained in step")) == 2 * STEPS
+    replayed = launch(tmp_path, [*watchdog("replay"), str(ended.run_dir / incident["evidence"]["bundle"])])
+    assert replayed.code == 1 and "TypeError" in replayed.err, replayed.err
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def value_sets(leaf: torch.Tensor, ranges: Sequence[Range]) -> torch.Tensor | No
     bounds = torch.iinfo(leaf.dtype)
     if allowed.high - allowed.low >= MAX_TABLE or not (bounds.min <= allowed.low and allowed.high <= bounds.max):
         return None
-    values = torch.arange(int(allowed.low), int(allowed.high) + 1, dtype=leaf.dtype, device="cpu")
+    values = torch.arange(int(allowed.low), int(allowed.high) + 1, device="cpu").to(leaf.dtype)  # (torch makes no range of uint16)
     if allowed.ignored is not None and bounds.min <= allowed.ignored <= bounds.max:
         values = torch.cat([values, torch.tensor([allowed.ignored], dtype=leaf.dtype, device="cpu")])
     return values

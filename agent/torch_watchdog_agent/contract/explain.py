@@ -23,7 +23,7 @@ from torch_watchdog_agent.contract.recipe import sizes_in
 from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, Resolve
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Size
-from torch_watchdog_agent.contract.where import Origin, flat_to_element, lengths_of, value_at
+from torch_watchdog_agent.contract.where import Origin, comparable, flat_to_element, lengths_of, value_at
 from torch_watchdog_agent.contract.words import beside_the_point, expression
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Derived, Number, Violation
 
@@ -61,7 +61,7 @@ def _completed(kind: str, fact: BatchFact, bound: BoundFact | None, origin: Orig
         kind=kind,
         fact=fact,
         bound=bound,
-        leaves=origin.leaves,
+        leaves={key: comparable(tensor) for key, tensor in origin.leaves.items()},
         rule=rule,
         past=(origin.past or {}).get(fact.key),
         tokenizer_sizes=tokenizer_sizes,

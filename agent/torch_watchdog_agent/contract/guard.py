@@ -17,6 +17,7 @@ import torch
 from torch_watchdog_agent.contract.aftermath import probability_violation
 from torch_watchdog_agent.contract.check import UNREAD, Extremes, extremes
 from torch_watchdog_agent.contract.checked import Checked, UnderCheck
+from torch_watchdog_agent.contract.conversions import sources_of
 from torch_watchdog_agent.contract.declared import declared_rules
 from torch_watchdog_agent.contract.findings import Oddity, Seen
 from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
@@ -70,7 +71,7 @@ class Guard:
     ) -> None:
         self._say, self._patient, self._is_elsewhere, self._mailbox = say, patient, is_elsewhere, mailbox or Mailbox()
         self._names, self._contract, self._seen, self._scalars = ModuleNames(), Contract(), Seen(outlier_times=outlier_times), Scalars()
-        self._tracer = Tracer(self._names, self._contract, on_refused, on_noticed)
+        self._tracer = Tracer(self._names, self._contract, on_refused, on_noticed, self._seen.lists)
         self._plans = Plans(self._contract)
         self._usual: dict[tuple[Signature, frozenset[str]], Checked] = {}
         self._readies = Readies()
@@ -202,14 +203,15 @@ class Guard:
             if like_before is not None:
                 self._seen.batches += 1
                 return like_before
-        own, scalars = taken_apart(batch)
+        apart = taken_apart(batch, self._seen)
+        own, scalars, forms = apart.leaves, apart.scalars, apart.forms
         telling = self._scalars.telling(scalars) if scalars else ()
         leaves, elsewhere = own, frozenset([key for key, tensor in own.items() if self._is_elsewhere(tensor)])
         signature = signature_of(leaves, training, telling)
         if elsewhere and self._must_read(signature, leaves, elsewhere):
             leaves, elsewhere = read(own, elsewhere)
             signature = signature_of(leaves, training, telling)
-        origin = Origin(leaves=leaves, indices=indices, worker=worker, own=own)
+        origin = Origin(leaves=leaves, indices=indices, worker=worker, own=own, forms=forms, teaches=apart.holds_numbers)
         usual = self._usual.get((signature, elsewhere)) if elsewhere else None
         if usual is not None and usual.version == self._plans.version:
             return Checked(
@@ -220,9 +222,9 @@ class Guard:
             checked, seen, news = self._judged(self._batches, signature, origin, elsewhere)
         if not checked.on_device.looks:
             if checked.violation is None and (checked.needs_trace or checked.oddities):  # it may turn out to be bad
-                self._seen.wait(self._batches, news, leaves, seen)
+                self._seen.wait(self._batches, news, leaves, seen, forms)
             elif checked.violation is None:
-                self._seen.took(news, leaves, seen)
+                self._seen.took(news, leaves, seen, forms)
             if not (elsewhere or checked.needs_trace or checked.violation or checked.warnings):
                 self._readies.prepare(batch, checked, self._plans.of(signature, leaves, elsewhere)[0], self._seen.past_of)
         elif len(elsewhere) == len(leaves) and not (news or checked.needs_trace or checked.violation or checked.warnings):
@@ -249,10 +251,11 @@ class Guard:
         plan, on_device = self._plans.of(signature, leaves, elsewhere)
         seen = {key: UNREAD if key in elsewhere else extremes(tensor, plan.ignored.get(key, -100)) for key, tensor in leaves.items()}
         findings, failed = plan.findings(leaves, seen)
-        news = self._seen.news(leaves, seen)
+        news = self._seen.news(leaves, seen, origin.forms)
         if news and origin.past is None:  # judged again, the batch itself may be part of the past
             origin.past = {key: past for key in news if (past := self._seen.past_of(key)) is not None}
-        oddities = self._seen.oddities(news, leaves, seen)
+        oddities = self._seen.oddities(news, leaves, seen, origin.forms)
+        origin.reformed = origin.reformed or {odd.key: odd.form for odd in oddities if odd.kind == "batch.form"}
         origin.retyped = origin.retyped or {odd.key: odd.usual for odd in oddities if odd.kind == "batch.dtype"}
         origin.unfit, origin.lacks = origin.unfit or self._seen.fits.unfit(leaves), origin.lacks or self._seen.fits.lacks(leaves)
         legal = functools.cache(lambda: self._legal(structure_of(signature), leaves, oddities))
@@ -261,7 +264,7 @@ class Guard:
         checked = Checked(
             batch_id=number, leaves=origin.own, stats=tuple(seen[key].stat(key, tensor) for key, tensor in leaves.items()),
             violation=violation, warnings=warnings,
-            needs_trace=bool(leaves) and bool(untaught or findings or failed or plan.unsettled or plan.broken),
+            needs_trace=origin.teaches and bool(untaught or findings or failed or plan.unsettled or plan.broken),
             origin=origin, signature=signature, version=self._plans.version, suspects=tuple(finding.rule for finding in findings),
             unsettled=(*plan.unsettled, *plan.broken), oddities=tuple(oddities), legal=plan.legal, elsewhere=elsewhere, on_device=on_device,
             seen=seen,
@@ -305,14 +308,15 @@ class Guard:
                 self._seen.took_usual([(key, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()])
                 return None
             seen = {**(checked.seen or {}), **{key: Extremes(None, int(numbers[0]), int(numbers[1])) for key, numbers in whole.items()}}
-            self._seen.took(self._seen.news(checked.leaves, seen), checked.leaves, seen)
+            forms = checked.origin.forms
+            self._seen.took(self._seen.news(checked.leaves, seen, forms), checked.leaves, seen, forms)
             return None
         with without_modes():
             leaves, elsewhere = read({**checked.origin.leaves, **sent.kept}, checked.elsewhere)
             signature = (signature_of(leaves, frozenset(), ())[0], *checked.signature[1:])
             again, seen, news = self._judged(checked.batch_id, signature, replace(checked.origin, leaves=leaves), elsewhere)
             if again.violation is None:
-                self._seen.took(news, leaves, seen)
+                self._seen.took(news, leaves, seen, checked.origin.forms)
         return again.violation
 
     # Tracing and repair
@@ -356,8 +360,13 @@ class Guard:
             lesson = lesson_of(checked.batch_id, leaves, structure_of(checked.signature))
         if self._tracer.start():
             origin = replace(checked.origin, leaves={**checked.origin.leaves, **lesson.leaves}) if checked.elsewhere else checked.origin
-            flight = Flight(lesson=lesson, origin=origin, tensors=leaves_of(batch), suspects=checked.suspects, unsettled=checked.unsettled)
-            self._tracer.enter(flight)
+            with without_modes():
+                tensors, sources = sources_of(batch, self._seen)
+            self._tracer.enter(
+                Flight(
+                    lesson=lesson, origin=origin, tensors=tensors, sources=sources, suspects=checked.suspects, unsettled=checked.unsettled
+                )
+            )
 
     def _diagnose(self, error: BaseException) -> Violation | None:
         with without_modes():
@@ -373,9 +382,9 @@ class Guard:
         legal = self._legal(structure_of(checked.signature), leaves, checked.oddities)
         if legal is None:
             return None
-        own: Any = leaves_of(batch)
+        own: Any = leaves_of(batch, legal)
         moved = {key: tensor.to(own[key].device) if own[key].device.type != "meta" else tensor for key, tensor in legal.items()}
-        stand_in: object = replaced(batch, moved)
+        stand_in: object = replaced(batch, moved, checked.origin.reformed if checked.origin is not None else None)
         return stand_in
 
     def _legal(self, structure: Any, leaves: Mapping[str, torch.Tensor], oddities: Sequence[Oddity]) -> dict[str, torch.Tensor] | None:

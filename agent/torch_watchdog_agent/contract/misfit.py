@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from traceback import walk_tb
 from types import TracebackType
@@ -19,16 +19,18 @@ import torch
 
 from torch_watchdog_agent.contract.fits import Unfit
 from torch_watchdog_agent.contract.flatten import arrays_of
+from torch_watchdog_agent.contract.forms import said
 from torch_watchdog_agent.contract.frames import is_users
 from torch_watchdog_agent.contract.where import Origin
 from torch_watchdog_agent.errors import text_of
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.names import spoken
 
-__all__ = ["mask_unlike", "misfit"]
+__all__ = ["another_form", "mask_unlike", "misfit"]
 
 _FUNCTIONAL = f"torch{os.sep}nn{os.sep}functional.py"
 _OURS = (TypeError, AttributeError, ValueError, RuntimeError, IndexError, KeyError)
+_OF_FORM = (TypeError, AttributeError, ValueError)
 _ABOUT_NOTHING = re.compile(r"NoneType|required (positional|keyword)")
 _INDICES = {"embedding": "int64 or int32", "embedding_bag": "int64 or int32", "cross_entropy": "int64", "nll_loss": "int64"}
 _ABOUT_DTYPE = re.compile(
@@ -40,6 +42,14 @@ _ABOUT_SHAPE = re.compile(
     r"number of indices|size mismatch|but got|cannot be multiplied",
     re.IGNORECASE,
 )
+
+
+MAX_TOLD = 8  # samples
+_MAKE = {
+    "tensor": "torch.as_tensor(array) in the collator, or leave collation to torch's default_collate, which does that.",
+    "array": "Return the same for every sample: tensor.numpy() in the data set, or let the loop make tensors by torch.as_tensor, which takes both.",
+    "list": "Return the same for every sample: tensor.tolist() in the data set, or let the loop make tensors by torch.as_tensor, which takes both.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +66,17 @@ def misfit(error: BaseException, origin: Origin, batch: object) -> Violation | N
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, _OURS):
         return None
     call, text = _call_that_raised(error.__traceback__), text_of(error)
+    if origin.reformed and (isinstance(error, _OF_FORM) or _ABOUT_DTYPE.search(text) or _ABOUT_SHAPE.search(text)):
+        return another_form(next(iter(origin.reformed)), origin, call.op, call.source)
     lacking = _lacking(call, error, origin)
     if lacking is not None:
         return lacking
+    arrays = arrays_of(batch)
     if "numpy.ndarray" in text:
-        return _not_a_tensor(call, arrays_of(batch))
+        return _not_a_tensor(call, _among(arrays, call.given.values()) or arrays)
+    held = _among(arrays, _where_it_raised(error.__traceback__)) if arrays and isinstance(error, _OF_FORM) else {}
+    if held:
+        return _not_a_tensor(call, held)
     about_dtype = _ABOUT_DTYPE.search(text) is not None
     if about_dtype:
         return _of_another_dtype(call, origin) or _retyped(call, origin)
@@ -186,9 +202,20 @@ def _place(tensor: torch.Tensor) -> int:
     return 0 if tensor.device.type == "meta" else int(tensor.untyped_storage().data_ptr())
 
 
+def _where_it_raised(traceback: TracebackType | None) -> list[Any]:
+    """`ids.size()` of an array says only that an int cannot be called: what the innermost frame holds."""
+    frames = [frame for frame, _ in walk_tb(traceback)]
+    return list(frames[-1].f_locals.values()) if frames else []
+
+
+def _among(arrays: Mapping[str, Any], given: Iterable[Any]) -> dict[str, Any]:
+    """The batch's arrays among these values."""
+    held = [value for value in given if isinstance(value, np.ndarray)]
+    return {key: array for key, array in arrays.items() if any(np.may_share_memory(array, one) for one in held)}
+
+
 def _not_a_tensor(call: _Call, arrays: Mapping[str, Any]) -> Violation | None:
-    given = [value for value in call.given.values() if isinstance(value, np.ndarray)]
-    keys = [key for key, array in arrays.items() if any(np.may_share_memory(array, one) for one in given)] or list(arrays)
+    keys = list(arrays)
     if not keys:
         return None
     array = arrays[keys[0]]
@@ -197,8 +224,27 @@ def _not_a_tensor(call: _Call, arrays: Mapping[str, Any]) -> Violation | None:
     return Violation(
         kind="batch.dtype", summary=f"{what} came as a NumPy array; {call.op or 'the model'} needs a tensor",
         cause=f"The data set or the collator returns {what} as a NumPy array ({array.dtype}), and nothing makes a tensor of it before the model.",
-        fix="torch.as_tensor(array) in the collator, or leave collation to torch's default_collate, which does that.",
-        batch=fact, bound=BoundFact(op=call.op, source=call.source), repairable=False,
+        fix=_MAKE["tensor"], batch=fact, bound=BoundFact(op=call.op, source=call.source), repairable=False,
+    )  # fmt: skip
+
+
+def another_form(key: str, origin: Origin, op: str = "", source: str | None = None, *, repairable: bool = False) -> Violation:
+    """A NumPy array or a list where every batch had a tensor, or the other way round."""
+    form, usual, tensor, what = origin.forms.get(key, "tensor"), (origin.reformed or {})[key], origin.leaves[key], spoken(key)
+    dtype, wanted = _name(tensor.dtype), f"{op} needs a tensor" if op and usual == "tensor" else f"it always was {said(usual)}"
+    rows = [index for index in origin.indices or () if index is not None]
+    samples = (
+        f" It holds the dataset samples {', '.join(map(str, rows[:MAX_TOLD]))}{', ...' if len(rows) > MAX_TOLD else ''}." if rows else ""
+    )
+    return Violation(
+        kind="batch.dtype", summary=f"{what} came as {said(form)}; {wanted}",
+        cause=f"The data set or the collator returned {what} as {said(form)} ({dtype}) in this batch; it was {said(usual)} in every batch before.{samples}",
+        fix=_MAKE[usual], repairable=repairable,
+        batch=BatchFact(
+            key=key, shape=tuple(tensor.shape), device=str(origin.device(key)), sample=origin.sample(key, None),
+            dtype={"array": f"numpy.ndarray of {dtype}", "list": f"list of {dtype}"}.get(form, dtype),
+        ),
+        bound=BoundFact(op=op, source=source, learned_from=f"always {said(usual)} so far"),
     )  # fmt: skip
 
 

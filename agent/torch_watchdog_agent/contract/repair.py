@@ -20,6 +20,7 @@ from torch_watchdog_agent.contract.rules import Rule
 __all__ = ["Recheck", "legal_stand_in"]
 
 ROUNDS = 8
+_NO_CELLS = (torch.uint16, torch.uint32, torch.uint64)  # of these torch cannot write single ones
 Leaves: TypeAlias = Mapping[str, torch.Tensor]
 Recheck: TypeAlias = Callable[[Leaves], tuple[Sequence[Finding], Sequence[Rule]]]
 
@@ -71,6 +72,8 @@ def _without_oddities(leaves: Leaves, oddities: Sequence[Oddity], seen: Seen) ->
             whole[odd.key] = torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0)
         elif odd.kind == "batch.dtype":
             whole[odd.key] = tensor.to(seen.dtype_of(odd.key) or tensor.dtype)
+        elif odd.kind == "batch.form":
+            whole[odd.key] = tensor.clone()  # it has to take the place of what is none
         elif odd.kind == "batch.device":
             whole[odd.key] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=seen.device_of(odd.key) or "cpu")
     return whole
@@ -94,9 +97,15 @@ def _mended_cells(leaves: Leaves, findings: Sequence[Finding], resolve: Resolve)
                     tensor[0] = 0
                     tensor = tensor.cummax(0).values
                 else:
-                    tensor.reshape(-1)[hits] = _legal(finding)
+                    tensor = _with_cells(tensor, hits, _legal(finding))
                 changed[key] = tensor
     return changed
+
+
+def _with_cells(tensor: torch.Tensor, cells: torch.Tensor, value: int) -> torch.Tensor:
+    wide = tensor.to(torch.int64) if tensor.dtype in _NO_CELLS else tensor
+    wide.reshape(-1)[cells] = value
+    return wide.to(tensor.dtype)
 
 
 def _legal(finding: Finding) -> int:

@@ -16,8 +16,9 @@ import torch
 
 from torch_watchdog_agent.contract.bounds import LiveTable
 from torch_watchdog_agent.contract.consumers import Use
+from torch_watchdog_agent.contract.conversions import Conversions
 from torch_watchdog_agent.contract.frames import ModuleNames, Place
-from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref, Schema, Storage, Value
+from torch_watchdog_agent.contract.nodes import Int, LeafRef, Node, Ref, Schema, Storage, Value, schema_of
 
 __all__ = ["HostRead", "Site", "Tape", "sampled"]
 
@@ -89,6 +90,7 @@ class Tape:
     used: set[int] = field(default_factory=set)  # batches that reached the model, a loss or a consumer
     touched: set[int] = field(default_factory=set)  # batches that any operator has read
     latest: int | None = None  # the batch touched last
+    conversions: Conversions = field(default_factory=Conversions)
     _values: dict[int, tuple[Any, Value]] = field(default_factory=dict)
     _kept: list[torch.Tensor] = field(default_factory=list)
     _count: int = 0
@@ -127,11 +129,36 @@ class Tape:
             return known
         if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
             return self._remember(tensor, Value(-1, Storage(impure=MODEL)))
+        made = self.conversions.over_memory(tensor)
+        if made is not None:
+            return self._made_of(*made, tensor)
         number = self._new(tensor, Storage())
         self.outside.add(number)
         if tensor.device.type != "meta" and tensor.numel() <= MAX_KEPT_ELEMENTS and type(tensor) is torch.Tensor:
             self.constants[number] = tensor.detach().clone()
         return self._values[id(tensor)][1]
+
+    def _made_of(self, leaf: torch.Tensor, steps: Sequence[tuple[Any, tuple[Any, ...]]], tensor: torch.Tensor) -> Value:
+        """The program has made this tensor of a leaf, without an operator that could be seen: as if by these."""
+        for place, (func, args) in enumerate(steps):
+            out = tensor if place == len(steps) - 1 else func(leaf, *args)
+            self.record(func, schema_of(func), (leaf, *args), {}, out, None)
+            leaf = out
+        return self._remember(tensor, self.seen(leaf))
+
+    def _note_new(self, tensor: torch.Tensor) -> None:
+        """A tensor that was made of data of the program's own just now: maybe of an array or a list of the batch."""
+        if self.value_of(tensor) is not None or tensor.requires_grad or self.conversions.over_memory(tensor) is not None:
+            return
+        made = self.conversions.of_numbers(tensor)
+        if made is None:
+            return
+        leaf, is_certain = made
+        cast = torch.ops.aten._to_copy.default
+        self.record(cast, schema_of(cast), (leaf,), {"dtype": tensor.dtype}, tensor, None)
+        if not is_certain:  # the program may have looked at the numbers, and mended them
+            leaves = self.seen(leaf).storage.leaves
+            self.reads.append(HostRead(leaves, None, ("", -1), len(self.nodes), (), (), self.latest))
 
     def _remember(self, tensor: torch.Tensor, value: Value) -> Value:
         self._values[id(tensor)] = (weakref.ref(tensor), value)
@@ -150,6 +177,8 @@ class Tape:
         self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, read: tuple[str, int] | None
     ) -> None:
         """Enter one operator that has run. `read`: the call, where it moved a number to Python."""
+        if schema.name == "lift_fresh":
+            self._note_new(args[0])
         inputs = list(_tensors((args, list(kwargs.values()))))
         values = [self.seen(tensor) for tensor in inputs]
         self._note_use(values)

@@ -15,6 +15,7 @@ from torch_watchdog_agent.contract.aftermath import is_of_the_forward, not_proba
 from torch_watchdog_agent.contract.bounds import BIG, Range
 from torch_watchdog_agent.contract.calls import Call
 from torch_watchdog_agent.contract.consumers import Use
+from torch_watchdog_agent.contract.conversions import Source
 from torch_watchdog_agent.contract.explain import device_violation, plain_violation, violation_of
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.kinds import offending
@@ -38,12 +39,13 @@ MAX_WAITS = 2
 class Flight:
     """A batch that was handed over while a step is traced, which is to settle the alarms of `suspects` and the readings of `unsettled`.
 
-    `waits`: for how many steps nothing has read it.
+    `sources`: its arrays and lists. `waits`: for how many steps nothing has read it.
     """
 
     lesson: Lesson
     origin: Origin
     tensors: Mapping[str, torch.Tensor]
+    sources: Sequence[Source] = ()
     suspects: Sequence[Rule] = ()
     unsettled: Sequence[Rule] = ()
     waits: int = 0
@@ -53,13 +55,14 @@ class Flight:
 class Tracer:
     """Traces steps into a contract. `on_refused` is told of a violation right before BadBatchError is raised; False lets the operator run.
 
-    `on_noticed` is told of a warning, once for each line of the program.
+    `on_noticed` is told of a warning, once for each line of the program. `lists` gets the paths of lists that the program makes tensors of.
     """
 
     names: ModuleNames
     contract: Contract
     on_refused: Callable[[Violation], bool | None]
     on_noticed: Callable[[Violation], None]
+    lists: set[str] = field(default_factory=set)
     mode: TraceMode | None = None
     _call: Call | None = None
     flights: dict[int, Flight] = field(default_factory=dict)
@@ -95,6 +98,7 @@ class Tracer:
             self.flights[flight.lesson.batch] = flight
             for key, tensor in flight.tensors.items():
                 self.mode.tape.tag(flight.lesson.batch, key, tensor)
+            self.mode.tape.conversions.sources += flight.sources
 
     def end(self) -> bool:
         """The step is over: learn from it. False where another mode was pushed over ours and the end must wait."""
@@ -110,6 +114,7 @@ class Tracer:
         self.flights = {}
         if mode.failure is not None:
             raise mode.failure
+        self.lists |= mode.tape.conversions.unheeded
         if not mode.refused:
             with without_modes():
                 if not mode.spoiled:

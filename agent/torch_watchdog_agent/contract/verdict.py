@@ -9,8 +9,9 @@ import torch
 
 from torch_watchdog_agent.contract.explain import odd_violation, violation_of
 from torch_watchdog_agent.contract.findings import Oddity
+from torch_watchdog_agent.contract.handling import makes_tensors
 from torch_watchdog_agent.contract.learn import Contract
-from torch_watchdog_agent.contract.misfit import mask_unlike
+from torch_watchdog_agent.contract.misfit import another_form, mask_unlike
 from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, replayed, resolver
 from torch_watchdog_agent.contract.signature import shapes_of
@@ -19,6 +20,7 @@ from torch_watchdog_proto.messages import Violation
 
 __all__ = ["verdict"]
 
+TAKES_TENSORS_ONLY = ("embedding", "embedding_bag", "cross_entropy", "nll_loss")  # arithmetic and `tensor[index]` take arrays, too
 Leaves: TypeAlias = Mapping[str, torch.Tensor]
 
 
@@ -55,6 +57,12 @@ def _of_oddity(contract: Contract, oddity: Oddity, origin: Origin) -> Violation 
     """None where the oddity may well be harmless: the step will tell."""
     if oddity.kind == "batch.shape":
         return mask_unlike(oddity.key, oddity.usual, origin)
+    if oddity.kind == "batch.form":
+        rule = contract.first_consumer(oddity.key) if oddity.form == "tensor" else None
+        is_certain = (
+            rule is not None and rule.op in TAKES_TENSORS_ONLY and rule.recipe.is_direct and rule.acts_alone and not makes_tensors()
+        )
+        return another_form(oddity.key, origin, rule.op, rule.place.source, repairable=True) if rule is not None and is_certain else None
     rule = contract.first_consumer(oddity.key)
     if oddity.kind == "batch.not_finite" and (oddity.key not in contract.flowed or oddity.key in contract.handled):
         return None

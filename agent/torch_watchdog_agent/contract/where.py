@@ -9,9 +9,10 @@ import torch
 
 from torch_watchdog_agent.contract.findings import Past
 from torch_watchdog_agent.contract.fits import Unfit
+from torch_watchdog_agent.contract.forms import Form
 from torch_watchdog_proto.messages import Sample
 
-__all__ = ["Origin", "flat_to_element", "lengths_of", "value_at"]
+__all__ = ["Origin", "comparable", "flat_to_element", "lengths_of", "value_at"]
 
 IGNORED = -100
 
@@ -20,7 +21,8 @@ IGNORED = -100
 class Origin:
     """Where a batch came from: the sampler's indices, the worker, its tensors (`leaves`: what can be read of them; `own`: as the loop has them).
 
-    `past`: what was seen before of tensors that are not as they were. `retyped`, `unfit`, `lacks`: what is odd about it and may be harmless.
+    `forms`: which of them are an array or a list. `past`: what was seen before of tensors that are not as they were. `reformed`, `retyped`, `unfit`,
+    `lacks`: what is odd about it and may be harmless.
     """
 
     leaves: Mapping[str, torch.Tensor]
@@ -28,9 +30,12 @@ class Origin:
     worker: int | None
     past: Mapping[str, Past] | None = None
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    reformed: Mapping[str, Form] | None = None  # and which form each of these always had
     retyped: Mapping[str, str] | None = None  # and which dtype each of these tensors always had
     unfit: Unfit | None = None
     lacks: Sequence[str] = ()
+    teaches: bool = True  # it holds something that a model can take
 
     def device(self, key: str) -> torch.device:
         """Where the loop has that tensor."""
@@ -65,6 +70,11 @@ class Origin:
         return None
 
 
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers where torch can compare them: of uint16 and wider it cannot."""
+    return tensor.long() if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
+
+
 def flat_to_element(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
     """The index of the flat position in a tensor of this shape."""
     element = []
@@ -83,7 +93,9 @@ def value_at(tensor: torch.Tensor, element: tuple[int, ...]) -> int | float:
 def lengths_of(leaves: Mapping[str, torch.Tensor], rows: int, columns: int, key: str) -> list[int] | None:
     """How far the real content of each row goes: by a mask of that shape, by labels, else by the tensor's own constant tail."""
     shaped = {
-        name: t for name, t in leaves.items() if t.shape == (rows, columns) and not t.dtype.is_floating_point and t.device.type == "cpu"
+        name: comparable(t)
+        for name, t in leaves.items()
+        if t.shape == (rows, columns) and not t.dtype.is_floating_point and t.device.type == "cpu"
     }
     for name, tensor in shaped.items():
         if "mask" in name and int(tensor.min()) >= 0 and int(tensor.max()) <= 1:

@@ -68,7 +68,8 @@ def _is_same(batch: Any, made: Any, checked: Any, *, moved: bool) -> bool:
     """Whether the batch holds exactly the tensors of the one that was made; `moved`: or what may be their copies."""
     from torch_watchdog_agent.contract.flatten import leaves_of
 
-    own, leaves = leaves_of(batch), leaves_of(made) if checked is None else checked.leaves
+    leaves = leaves_of(made) if checked is None else checked.leaves
+    own = leaves_of(batch, leaves)
     if not leaves or own.keys() != leaves.keys():
         return False
     if any(own[key] is tensor for key, tensor in leaves.items()):

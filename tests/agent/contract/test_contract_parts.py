@@ -306,9 +306,9 @@ def test_only_what_was_never_so_before_is_odd() -> None:
 
     def look(made: torch.Tensor) -> list[str]:
         leaves, found = {"x": made}, {"x": extremes(made)}
-        news = seen.news(leaves, found)
-        odd = [one.kind for one in seen.oddities(news, leaves, found)]
-        seen.took(news, leaves, found)
+        news = seen.news(leaves, found, {})
+        odd = [one.kind for one in seen.oddities(news, leaves, found, {})]
+        seen.took(news, leaves, found, {})
         return odd
 
     assert look(torch.ones(8, 8)) == []

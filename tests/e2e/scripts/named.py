@@ -59,7 +59,7 @@ def swapped(batch: Batch) -> None:
 
 
 FAULTS: dict[str, dict[str, Fault]] = {
-    "bert": {"label": cell("labels", (), 3)},
+    "bert": {"label": cell("labels", (), 3), "id": cell("input_ids", (4,), VOCABULARY), "numpy": whole("input_ids", torch.Tensor.numpy)},
     "bart": {"long": long, "target": cell("labels", (3,), VOCABULARY), "ignored": cell("decoder_input_ids", (4,), -100), "shifted": shifted},
     "layoutlmv3": {
         "above": cell("bbox", (5, 2), 1040), "negative": cell("bbox", (5, 0), -3), "swapped": swapped,
@@ -71,6 +71,23 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "shape": whole("chance", lambda chance: chance[:, 0]), "column": whole("price", lambda price: price[:, None]),
     },
 }  # fmt: skip
+
+
+def unchanged(batch: Batch) -> Batch:
+    return batch
+
+
+def each(change: Callable[[Any], Any]) -> Callable[[Batch], Batch]:
+    return lambda batch: {key: change(value) for key, value in batch.items()}
+
+
+# What the collation makes of a batch of tensors, and what the loop makes of that.
+FORMS: dict[str, tuple[Callable[[Batch], Batch], Callable[[Batch], Batch]]] = {
+    "tensor": (unchanged, unchanged),
+    "array": (each(torch.Tensor.numpy), each(lambda array: torch.as_tensor(array).to("cpu"))),
+    "int32": (each(lambda tensor: tensor.numpy().astype("int32")), each(lambda array: torch.from_numpy(array.astype("int64")))),
+    "list": (each(torch.Tensor.tolist), each(lambda numbers: torch.tensor(numbers))),
+}
 
 
 class Samples(Dataset):
@@ -89,8 +106,8 @@ class Samples(Dataset):
 
 
 class Collate:
-    def __init__(self, faults: dict[int, Fault], *, ragged: bool) -> None:
-        self.faults, self.ragged = faults, ragged  # faults by the index of a sample
+    def __init__(self, faults: dict[int, Fault], *, ragged: bool, form: Callable[[Batch], Batch]) -> None:
+        self.faults, self.ragged, self.form = faults, ragged, form  # faults by the index of a sample
 
     def __call__(self, samples: list[tuple[int, Batch]]) -> Batch:
         batch = {key: torch.stack([sample[key] for _, sample in samples]) for key in samples[0][1]}
@@ -100,7 +117,7 @@ class Collate:
         for index, _ in samples:
             if index in self.faults:
                 self.faults[index](batch)
-        return batch
+        return self.form(batch)
 
 
 def main() -> None:
@@ -108,10 +125,12 @@ def main() -> None:
     parser.add_argument("model", choices=FAULTS)
     parser.add_argument("--fault", nargs="*", default=[], help="NAME@STEP")
     parser.add_argument("--ragged", action="store_true", help="each step has a length of its own")
+    parser.add_argument("--form", choices=FORMS, default="tensor")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     make, made = MODELS[given.model]
+    form, tensors_of = FORMS[given.form]
     faults = {}
     for name, step in (fault.split("@") for fault in given.fault):
         faults[(int(step) * ROWS + ROW) * RANKS + 1] = FAULTS[given.model][name]
@@ -119,13 +138,11 @@ def main() -> None:
     rank = dist.get_rank()
     model = DistributedDataParallel(make(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    samples = Samples(made)
+    samples, collate = Samples(made), Collate(faults, ragged=given.ragged, form=form)
     for step, batch in enumerate(
-        DataLoader(
-            samples, batch_size=ROWS, sampler=DistributedSampler(samples, shuffle=False), collate_fn=Collate(faults, ragged=given.ragged)
-        )
+        DataLoader(samples, batch_size=ROWS, sampler=DistributedSampler(samples, shuffle=False), collate_fn=collate)
     ):
-        model(**batch)[0].backward()
+        model(**tensors_of(batch))[0].backward()
         optimizer.step()
         optimizer.zero_grad()
         os.write(1, f"rank {rank} trained in step {step}\n".encode())
