@@ -21,13 +21,15 @@ __all__ = ["instead_of_gpus"]
 _A_GPU = re.compile(r"cuda(:\d+)?$")
 _CPU = torch.device("cpu")
 _NOTHING = ("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "reset_max_memory_allocated", "reset_peak_memory_stats", "set_device",
-            "set_per_process_memory_fraction", "synchronize")  # fmt: skip
+            "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "synchronize")  # fmt: skip
 _NONE_USED = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
 
 
 def instead_of_gpus() -> None:
     """From now on, in this thread."""
     _in_torch_cuda(torch.cuda)
+    fork = torch.random.fork_rng
+    torch.random.fork_rng = lambda *_, enabled=True, **__: fork([], enabled)  # the CPU's generator alone
     torch.Tensor.record_stream = lambda *_: None
     torch.nn.Module.to = _without_gpus(torch.nn.Module.to)
     parallel = torch.nn.parallel.DistributedDataParallel
@@ -81,6 +83,10 @@ def _in_torch_cuda(cuda: Any) -> None:
         setattr(cuda, name, lambda *_, **__: None)
     for name in _NONE_USED:
         setattr(cuda, name, lambda *_, **__: 0)
+    cuda.get_rng_state, cuda.get_rng_state_all = (
+        lambda *_: torch.empty(0, dtype=torch.uint8, device="cpu"),
+        list,
+    )  # torch.random.fork_rng asks
     cuda.current_device, cuda.device_count = lambda: 0, lambda: 1  # a script may divide by it
     cuda.is_bf16_supported, cuda.get_device_name = lambda *_, **__: True, lambda *_: "none: a replay on the CPU"
     cuda.Event, cuda.Stream = _Still, _Still
