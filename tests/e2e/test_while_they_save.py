@@ -1,4 +1,4 @@
-"""What comes while ranks save. torchrun itself is killed: the launch waits for them, tells what they sealed, and calls none gone that lives. A stop is asked for."""
+"""What comes while ranks save: a launch whose torchrun is killed waits for them and calls none gone that lives; a stop waits for a checkpoint."""
 
 from __future__ import annotations
 

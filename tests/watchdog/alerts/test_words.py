@@ -51,7 +51,7 @@ def test_the_first_screen_of_a_phone_says_job_what_who_and_what_was_done() -> No
     assert lines_of(found, world_size=WORLD, page="https://w/jobs/nightly-7b/incidents/3", runbook="https://w/runbooks/x") == (
         "rank 3, step 120: input_ids[5,211] is 50257, allowed 0..50256 (embedding, transformer.wte), dataset sample 88211",
         "on node-17, reached all 16383 others",
-        "done: 16384 ranks stopped at step 120, checkpoint verified: /runs/nightly-7b/checkpoints/step-120, exit code 65",
+        "done: exit code 65, 16384 ranks stopped at step 120, checkpoint verified: /runs/nightly-7b/checkpoints/step-120",
         "fix: Resize the embeddings to len(tokenizer).",
         "look: watchdog incidents nightly-7b",
         "mine: watchdog ack nightly-7b/3",
@@ -111,6 +111,21 @@ def test_words_stay_short_whatever_is_in_the_incident() -> None:
     assert len(title_of(long)) <= 120
     lines = lines_of(long, world_size=WORLD, page=None, runbook=None)
     assert max(map(len, lines)) <= 200 and not any("\x1b" in line or "\n" in line for line in lines)
+
+
+def done_of(found: dict[str, Any], **more: Any) -> str:
+    (line,) = [line for line in lines_of(found, world_size=WORLD, page=None, runbook=None, **more) if line.startswith("done")]
+    return line
+
+
+def test_the_exit_code_is_the_one_that_this_site_sees() -> None:
+    assert done_of(bad_batch(**STOPPED), exit_codes={65: 165}).startswith("done: exit code 165, ")
+
+
+def test_a_long_path_hides_no_exit_code_and_is_not_cut_within_a_name() -> None:
+    path = f"/{'deep/' * 60}checkpoints/step-23"
+    found = bad_batch(**STOPPED | {"checkpoint": {"path": path, "committed": True, "finite": True}})
+    assert done_of(found) == "done: exit code 65, 16384 ranks stopped at step 120, checkpoint verified: .../checkpoints/step-23"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_watchdog.alerts.alert import Alert, Delivery, key_of
@@ -25,7 +25,7 @@ _MAX_OPEN_OF_JOB = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """What an alert must know of the job whose incident it tells. `page` and `runbook` make links of (job, incident) and of a kind;
-    `asked` is the option of commands that says whom or where.
+    `asked` is the option of commands that says whom or where; `exit_codes`: ours, as the launch's `[exit_codes]` has them.
     """
 
     job: str
@@ -37,6 +37,7 @@ class JobFacts:
     page: Callable[[str, str], str | None] = lambda _job, _incident: None
     runbook: Callable[[str], str | None] = lambda _kind: None
     asked: Sequence[str] = ()
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
 
 
 class AlertDesk:
@@ -206,7 +207,7 @@ def _alert(incident: Mapping[str, Any], job: JobFacts, known: Open | None, now: 
     return Alert(
         key=key_of(incident, job.training_job), training_job=job.training_job, job=job.job, attempt=incident["attempt"],
         incident=str(incident["id"]), kind=incident["kind"], severity=incident["severity"], title=title_of(incident),
-        lines=lines_of(incident, world_size=job.world_size, page=page, runbook=runbook, asked=job.asked),
+        lines=lines_of(incident, world_size=job.world_size, page=page, runbook=runbook, asked=job.asked, exit_codes=job.exit_codes),
         starts_s=known.alert.starts_s if known is not None else now, node=incident["origin"].get("node"), rank=incident["origin"].get("rank"),
         page=page, runbook=runbook,
     )  # fmt: skip

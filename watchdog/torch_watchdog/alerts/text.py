@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
-__all__ = ["done", "lines_of", "ranks_in_words", "title_of", "typed"]
+__all__ = ["lines_of", "ranks_in_words", "title_of", "typed"]
 
 _TITLE_CHARS = 120
 _LINE_CHARS = 200
 _TYPED_CHARS = 400
+_DONE = "done: "
+_AS_THEY_ARE: Mapping[int, int] = MappingProxyType({})
 _WHAT = {
     "batch": "bad batch",
     "probability.out_of_range": "probability out of range",
@@ -57,14 +61,15 @@ def what(kind: str) -> str:
 
 
 def lines_of(
-    incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, asked: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """What, where, what was done, what to type, with the option that says who is asked (`asked`); the links last."""
+    incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, asked: Sequence[str] = (),
+    exit_codes: Mapping[int, int] = _AS_THEY_ARE,
+) -> tuple[str, ...]:  # fmt: skip
+    """What, where, what was done, what to type, with the option that says who is asked (`asked`); the links last. `exit_codes`: ours, as this site has them."""
     reached = ranks_in_words(incident.get("ranks_affected") or (), world_size)
     found = [
         str(incident["summary"]),
         f"on {incident['origin'].get('node')}" + (f", reached {reached}" if reached else "") if incident["origin"].get("node") else "",
-        f"done: {done(incident)}",
+        f"{_DONE}{_done(incident, exit_codes)}",
         f"fix: {incident['fix']}",
     ]
     to_type = [
@@ -81,23 +86,28 @@ def typed(command: str, name: str, asked: Sequence[str]) -> str:
     return line if len(line) <= _TYPED_CHARS else _cut(shlex.join(["watchdog", command, name]), _LINE_CHARS - len("look: "))
 
 
-def done(incident: Mapping[str, Any]) -> str:
-    """What the watchdog did about it."""
+def _done(incident: Mapping[str, Any], exit_codes: Mapping[int, int]) -> str:
+    """What the watchdog did about it. The exit code comes first, and a path that would not fit is told by its end."""
     action = incident["action"]
     checkpoint = action.get("checkpoint") or {}
     if action.get("policy") in ("observe", "none") and not checkpoint and action.get("exit_code") is None:
         return "nothing, it was only observed" if action.get("policy") == "observe" else "nothing could be prevented"
-    words = []
+    code = action.get("exit_code")
+    words = [] if code is None else [f"exit code {exit_codes.get(code, code)}"]
     if action.get("stopped_at_step") is not None:
         words.append(f"{len(action.get('ranks_stopped') or ())} ranks stopped at step {action['stopped_at_step']}")
     elif action.get("policy") == "skip" and incident["status"] == "resolved":
         words.append("the step was left out, the training goes on")
     if checkpoint:
         good = checkpoint.get("committed") and checkpoint.get("finite", True)
-        words.append(f"checkpoint {'verified' if good else 'NOT good'}: {checkpoint.get('path')}")
-    if action.get("exit_code") is not None:
-        words.append(f"exit code {action['exit_code']}")
+        words.append(f"checkpoint {'verified' if good else 'NOT good'}: ")
+        words[-1] += _end_of(str(checkpoint.get("path")), room=_LINE_CHARS - len(_DONE) - len(", ".join(words)))
     return ", ".join(words) or f"policy {action.get('policy')} is under way"
+
+
+def _end_of(path: str, *, room: int) -> str:
+    """`.../checkpoints/step-23`: whoever reads it sees that it is no whole one."""
+    return path if len(path) <= room else ".../" + "/".join(PurePosixPath(path).parts[-2:])
 
 
 def ranks_in_words(ranks: Sequence[int], world_size: int) -> str:

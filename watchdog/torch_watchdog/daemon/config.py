@@ -20,7 +20,7 @@ class AlertsConfig:
 
     `silent_s`: a node that is gone so long without a goodbye is told of. `last_words`: this daemon ends with its job, so that what is open then must be
     told to last. `restores_all`: it is the one daemon of all jobs in its folder. `public_url` is where a person reaches the page, `runbook_url` may hold
-    `{kind}`.
+    `{kind}`. `exit_codes`: ours, as the one launch of this daemon has them.
     """
 
     receivers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -32,13 +32,16 @@ class AlertsConfig:
     runbook_url: str | None = None
     last_words: bool = False
     restores_all: bool = False
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def to_all(cls, urls: tuple[str, ...], *, last_words: bool = False, restores_all: bool = False) -> AlertsConfig:
+    def to_all(
+        cls, urls: tuple[str, ...], *, last_words: bool = False, restores_all: bool = False, exit_codes: Mapping[int, int] | None = None
+    ) -> AlertsConfig:  # fmt: skip
         """Everything to everybody, as a launch has it."""
         receivers = {f"{number}-{url.partition('://')[0]}": url for number, url in enumerate(urls, 1)}
         routes = (Route(match=Match(), to=tuple(receivers)),)
-        return cls(receivers=receivers, routes=routes, last_words=last_words, restores_all=restores_all)
+        return cls(receivers=receivers, routes=routes, last_words=last_words, restores_all=restores_all, exit_codes=exit_codes or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ def _embedded(
     listen, page_token = (f"unix:{runtime_dir / 'daemon.sock'}", *network), secrets.token_urlsafe(32)
     known = DaemonConfig(
         runs_dir=config.directory, listen=listen, grace_s=config.grace_s, token=token, linger_s=linger_s, web=config.web,
-        web_token=page_token, web_optional=True, alerts=AlertsConfig.to_all(config.alerts, last_words=True),
+        web_token=page_token, web_optional=True, alerts=AlertsConfig.to_all(config.alerts, last_words=True, exit_codes=config.exit_codes),
     )  # fmt: skip
     addresses = stack.enter_context(EmbeddedDaemon(known, say=say)).addresses
     for url in addresses[len(listen) :]:
