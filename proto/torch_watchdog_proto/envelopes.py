@@ -142,10 +142,11 @@ class RankStatus:
 class JobStatus:
     """One job as the daemon sees it now. `state` in words: running, stopping, ended. `lost_records`: overwritten before they could be read.
     `standstill`: who is late and since when, where no step comes although one is due; long before anything is done about it.
+    An unknown state is of whoever asks, where the answer is not understood.
     """
 
     job: str
-    state: Literal["running", "stopping", "ended"]
+    state: Literal["running", "stopping", "ended", "unknown"]
     policy: Policy
     attempt: int
     world_size: int

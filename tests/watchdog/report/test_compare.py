@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from histories import history
+from histories import block, history
 
 from torch_watchdog.report.compare import comparison
-from torch_watchdog.report.text import plain, render_comparison
+from torch_watchdog.report.history import history_of
+from torch_watchdog.report.text import plain, render_comparison, render_timeline
+from torch_watchdog_proto.messages import NodeReport, StepTable
 
 
 def test_the_step_from_which_losses_part_is_named() -> None:
@@ -31,3 +33,12 @@ def test_figures_tell_ranks_steps_times_and_memory() -> None:
     figures = comparison(history(), history(3, ranks=2))["figures"]
     assert (figures["ranks"], figures["steps"], figures["median step"]) == ([4, 2], [6, 3], [1.0, 1.0])
     assert figures["waiting for data"] == [0.1, 0.1] and figures["peak memory"] == [2**30, 2**30]
+
+
+def test_an_attempt_that_the_launcher_started_again_has_no_exit_code_of_the_job() -> None:
+    reports = [("n", "s", NodeReport(seq=1, time_ns=1, steps=StepTable.of((block(0, 3), block(0, 2, attempt=1)))))]
+    job = history_of("j", {"job": "j", "exit_code": 0, "exit_reason": "finished"}, reports)
+    first, second = (job.of_attempt(attempt) for attempt in (0, 1))
+    assert plain(render_timeline(first.record, first.tracks, ())[1]) == "ended, and the launcher started attempt 1"
+    assert plain(render_timeline(second.record, second.tracks, ())[1]) == "exit code 0 (finished)"
+    assert comparison(first, second)["figures"]["exit code"] == [None, 0]

@@ -9,6 +9,7 @@ import click
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json, print_table
 from torch_watchdog.cli.source import all_jobs, listed
+from torch_watchdog.launch.say import say
 
 __all__ = ["command"]
 
@@ -38,6 +39,9 @@ def command(context: click.Context, /, as_json: bool, **_: object) -> None:
         )
         for job in found
     ]
+    for job in found:
+        if job.get("problem"):
+            say(f"job {job['job']}: {job['problem']}")
     print_table(("job", "state", "started", "ranks", "policy", "incidents", "exit", "resumed from"), rows, empty=f"no job {where}")
 
 

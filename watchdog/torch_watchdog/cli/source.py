@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch_watchdog.daemon.client import DaemonClient, client_of
+from torch_watchdog.daemon.client import DaemonClient, UnreadStatus, client_of
 from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.nodes import shared_token
@@ -183,6 +183,8 @@ class CentralJob(DaemonJob):
 
 def listed(job: JobStatus) -> dict[str, Any]:
     """Its fields, and what it resumed; a scan's as those of one: with its bad samples for incidents, and the exit code that `watchdog scan` had."""
+    if isinstance(job, UnreadStatus):
+        return asdict(job) | {"resumed_from": ""}
     run_dir, fields = Path(job.run_dir), asdict(job) | {"resumed_from": _resumed_from(Path(job.run_dir))}
     if not is_scan(run_dir):
         return fields

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
@@ -20,7 +21,7 @@ from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, StepBlock
 from torch_watchdog_proto.tls import new_channel
 from torch_watchdog_proto.v1 import alerts_pb2, alerts_pb2_grpc, query_pb2, query_pb2_grpc, telemetry_pb2_grpc
 
-__all__ = ["DaemonClient", "client_of"]
+__all__ = ["DaemonClient", "UnreadStatus", "client_of"]
 
 _T = TypeVar("_T")
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -42,9 +43,9 @@ class DaemonClient:
         self._alerts = alerts_pb2_grpc.AlertsStub(self._channel)
 
     def jobs(self) -> tuple[JobStatus, ...]:
-        """Every job that this daemon knows, newest first; without their ranks."""
+        """Every job that this daemon knows, newest first; without their ranks. One that is told in words not known here is in an unknown state."""
         request = query_pb2.ListJobsRequest()
-        return self._ask("", lambda call: tuple(map(codec.read_plain_message, self._stub.ListJobs(request, **call).jobs)))
+        return self._ask("", lambda call: tuple(map(_listed, self._stub.ListJobs(request, **call).jobs)))
 
     def job(self, name: str) -> JobStatus:
         """One job with its ranks."""
@@ -134,6 +135,23 @@ class DaemonClient:
         if status is grpc.StatusCode.NOT_FOUND:
             raise UnknownJobError(job, told=error.details()) from error
         raise DaemonRefusedError(self._address, error.details() or status.name) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadStatus(JobStatus):
+    """Of a job that is told in words not known here: its name, and why no more."""
+
+    problem: str
+
+
+def _listed(message: Any) -> JobStatus:
+    try:
+        return cast("JobStatus", codec.read_plain_message(message))
+    except codec.MalformedMessageError as error:
+        problem = f"its daemon tells of it what this version does not know ({error}): use the `watchdog` of its version"
+        return UnreadStatus(
+            job=message.job, state="unknown", policy=message.policy, attempt=0, world_size=0, run_dir="", started_s=0.0, problem=problem
+        )
 
 
 def _object(text: str) -> Mapping[str, Any]:

@@ -64,9 +64,12 @@ class JobHistory:
         return int(end.get("attempt") or max(self.attempts, default=0))
 
     def of_attempt(self, attempt: int) -> JobHistory:
-        """Only what belongs to it."""
+        """Only what belongs to it. How the job ended is not how an earlier attempt did, which the launcher started again."""
+        is_last = attempt >= self.last_attempt
+        ended = {} if is_last else {"ended": None, "exit_code": None, "exit_reason": None, "started_again": attempt + 1}
         return replace(
             self,
+            record={**self.record, **ended},
             tracks=[track for track in self.tracks if track.attempt == attempt],
             incidents=[found for found in self.incidents if found.get("attempt", 0) == attempt],
             events=[event for event in self.events if event.get("attempt", 0) == attempt],
