@@ -240,7 +240,8 @@ def test_a_run_out_of_a_store_is_read_by_every_command_though_its_launch_wrote_i
     assert runs("store", "import", TORCH_WATCHDOG_STORE=store).returncode == 0
     other = ("--dir", "other")
     assert runs("store", "export", *other, TORCH_WATCHDOG_STORE=store).returncode == 0
-    assert "train-1" in runs("jobs", *other).stdout
+    (job,) = json.loads(runs("jobs", *other, "--json").stdout)["jobs"]
+    assert (job["job"], job["world_size"], job["exit_code"]) == ("train-1", 2, 65)
     said = [runs(command, "train-1", *other) for command in ("status", "incidents", "timeline", "report")]
     assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
     assert "ended, exit code 65" in said[0].stdout and "exit code 65 (as its daemon was told)" in said[2].stdout

@@ -70,10 +70,12 @@ def write_job_if_missing(run_dir: Path) -> None:
         ranks.update(report.steps.rank)
     began, ended = (_utc(time_ns) for time_ns in (min(times_ns), max(times_ns))) if times_ns else (None, None)
     job = {"schema_version": NEWEST_JOB_VERSION, "job": run_dir.name, "session": session, "started": began, "ended": ended}
-    code = exit_code_of(job, read_events(run_dir), read_incidents(run_dir))
+    events = list(read_events(run_dir))
+    ranks.update(int(event["rank"]) for event in events if event.get("kind") == "rank.connected" and event.get("rank") is not None)
+    code = exit_code_of(job, events, read_incidents(run_dir))
     if code is not None:
         job |= {"exit_code": code, "exit_reason": "as its daemon was told"}
-    write_json(directory.job_file, job | {"ranks_reported": len(ranks)})
+    write_json(directory.job_file, job | {"world_size": len(ranks) or None, "ranks_reported": len(ranks)})
 
 
 def _utc(time_ns: int) -> str:
