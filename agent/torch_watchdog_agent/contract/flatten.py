@@ -15,7 +15,7 @@ import torch
 
 from torch_watchdog_agent.contract.forms import Form, as_numbers, as_shared, form_of, in_form
 
-__all__ = ["ALL_LISTS", "Apart", "arrays_of", "leaves_of", "replaced", "taken_apart"]
+__all__ = ["ALL_LISTS", "Apart", "arrays_of", "leaves_of", "renumbered", "replaced", "taken_apart"]
 
 MAX_DEPTH = 8
 MAX_LEAVES = 4096
@@ -142,6 +142,15 @@ def replaced(batch: Any, tensors: Mapping[str, torch.Tensor], forms: Mapping[str
         return batch
     children = {name: replaced(child, tensors, forms, f"{path}.{name}" if path else name) for name, child in _children(batch)}
     return _rebuilt(batch, children)
+
+
+def renumbered(batch: Any, numbers: Mapping[int, int]) -> Any:
+    """The batch, or a copy with other plain whole numbers where it holds any of these: the length of its sequences, say."""
+    if not numbers or not any(type(number) is int and number in numbers for _, number in taken_apart(batch).scalars):
+        return batch
+    if type(batch) is int:
+        return numbers[batch]
+    return _rebuilt(batch, {name: renumbered(child, numbers) for name, child in _children(batch)})
 
 
 def _formed(tensor: torch.Tensor, like: object, form: Form | None) -> Any:

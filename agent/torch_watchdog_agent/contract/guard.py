@@ -20,7 +20,7 @@ from torch_watchdog_agent.contract.checked import Checked, UnderCheck
 from torch_watchdog_agent.contract.conversions import sources_of
 from torch_watchdog_agent.contract.declared import declared_rules
 from torch_watchdog_agent.contract.findings import Oddity, Seen
-from torch_watchdog_agent.contract.flatten import leaves_of, replaced, taken_apart
+from torch_watchdog_agent.contract.flatten import leaves_of, renumbered, replaced, taken_apart
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.inside import ModuleWatch, not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract
@@ -32,7 +32,7 @@ from torch_watchdog_agent.contract.plan import Finding, plan_for
 from torch_watchdog_agent.contract.plans import MAX_PLANS, Plans
 from torch_watchdog_agent.contract.reading import is_on_device, lesson_of, read
 from torch_watchdog_agent.contract.ready import Readies
-from torch_watchdog_agent.contract.repair import legal_stand_in
+from torch_watchdog_agent.contract.repair import cut_lengths, legal_stand_in
 from torch_watchdog_agent.contract.replay import resolver
 from torch_watchdog_agent.contract.rules import TRACES_FOR_DERIVED, Rule
 from torch_watchdog_agent.contract.signature import Scalars, Signature, shapes_of, signature_of, structure_of
@@ -384,8 +384,9 @@ class Guard:
             return None
         own: Any = leaves_of(batch, legal)
         moved = {key: tensor.to(own[key].device) if own[key].device.type != "meta" else tensor for key, tensor in legal.items()}
-        stand_in: object = replaced(batch, moved, checked.origin.reformed if checked.origin is not None else None)
-        return stand_in
+        stand_in = replaced(batch, moved, checked.origin.reformed if checked.origin is not None else None)
+        shortened: object = renumbered(stand_in, cut_lengths(leaves, legal))
+        return shortened
 
     def _legal(self, structure: Any, leaves: Mapping[str, torch.Tensor], oddities: Sequence[Oddity]) -> dict[str, torch.Tensor] | None:
         def recheck(leaves: Mapping[str, torch.Tensor]) -> tuple[list[Finding], list[Rule]]:

@@ -17,7 +17,7 @@ from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import Resolve
 from torch_watchdog_agent.contract.rules import Rule
 
-__all__ = ["Recheck", "legal_stand_in"]
+__all__ = ["Recheck", "cut_lengths", "legal_stand_in"]
 
 ROUNDS = 8
 _NO_CELLS = (torch.uint16, torch.uint32, torch.uint64)  # of these torch cannot write single ones
@@ -62,6 +62,12 @@ def _whole_then_shorter(leaves: dict[str, torch.Tensor], fits: Fits) -> Iterator
             for key, dim in dims_of[size]:
                 cut[key] = cut[key].narrow(dim, 0, length)
             yield {key: tensor if tensor is leaves[key] else tensor.clone() for key, tensor in cut.items()}
+
+
+def cut_lengths(leaves: Leaves, legal: Leaves) -> dict[int, int]:
+    """Which lengths a stand-in has others in the place of."""
+    pairs = [(leaves[key].shape, tensor.shape) for key, tensor in legal.items()]
+    return {before: after for old, new in pairs for before, after in zip(old, new, strict=False) if before != after}
 
 
 def _without_oddities(leaves: Leaves, oddities: Sequence[Oddity], seen: Seen) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,6 +189,22 @@ def test_a_dimension_that_always_was_as_long_is_not_cut_with_a_sequence_of_that_
     loop.train([made(length) for length in (8, 12, 16, 5, 9)])
     repaired = stand_in(loop, made(20))
     assert {key: tuple(tensor.shape) for key, tensor in repaired.items()} == {"x": (3, 10), "features": (3, 20), "y": (3,)}
+    step(loop.model, repaired)
+
+
+def test_the_length_of_a_sequence_that_the_batch_holds_as_a_number_is_cut_with_it() -> None:
+    def step(model: nn.Module, batch: dict[str, Any]) -> None:
+        mask = torch.ones(3, batch["sizes"]["length"])
+        nn.functional.cross_entropy(model(batch["x"], mask), batch["y"]).backward()
+
+    def made(length: int) -> dict[str, Any]:
+        return {"x": torch.randint(64, (3, length)), "y": torch.tensor([0, 1, 2]), "sizes": {"length": length, "rows": 3}}
+
+    loop = Loop(Positioned(), step)
+    loop.train([made(length) for length in (8, 12, 16, 5, 9, 7, 11, 13, 6, 10)])
+    bad = made(20)
+    repaired = stand_in(loop, bad)
+    assert (repaired["x"].shape, repaired["sizes"], bad["sizes"]["length"]) == ((3, 10), {"length": 10, "rows": 3}, 20)
     step(loop.model, repaired)
 
 
