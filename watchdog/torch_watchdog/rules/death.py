@@ -104,7 +104,7 @@ def _raised(first: FirstFailure, where: str, files: Files) -> Verdict:
         severity="critical",
         summary=f"{where}: {end.text or status}{_at(end)}",
         cause=cause if by_ddp is None else by_ddp.cause,
-        fix=f"{_where_to_look(end, files)}; the other ranks' errors follow from this one" if by_ddp is None else by_ddp.fix,
+        fix=f"{_where_to_look(end, files)}; what any other rank raises follows from this one" if by_ddp is None else by_ddp.fix,
     )
 
 
