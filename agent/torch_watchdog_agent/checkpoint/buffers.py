@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch_watchdog_agent.finalizing import unless_finalizing
+
 _LEARNING_WINDOWS = 4
 _SMALL_BYTES = 1 << 20
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -35,7 +37,7 @@ class Buffers:
     """The buffers of some models. Made anew whenever the models change."""
 
     def __init__(self, models: Iterable[Any], *, max_bytes: int, say: Callable[[str], None]) -> None:
-        self._of_models = {weakref.ref(model, self._forget): _slots_of(model) for model in models}
+        self._of_models = {weakref.ref(model, unless_finalizing(self._forget)): _slots_of(model) for model in models}
         self._max_bytes = max_bytes
         self._say = say
         self._said: set[str] = set()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch_watchdog_agent.finalizing import unless_finalizing
 from torch_watchdog_agent.living import instances_of
 
 
@@ -106,7 +107,7 @@ class _Seen:
         key = id(item)
         if item in self:
             return
-        self.refs[key] = weakref.ref(item, lambda _: self._forget(key))
+        self.refs[key] = weakref.ref(item, unless_finalizing(lambda _: self._forget(key)))
         self._changed()
 
     def __contains__(self, item: Any) -> bool:

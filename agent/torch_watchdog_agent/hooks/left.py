@@ -7,7 +7,6 @@ said of what only the garbage collector finds, whenever it looks.
 from __future__ import annotations
 
 import gc
-import sys
 
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.tracks import Stand, is_followed, over
@@ -29,8 +28,6 @@ def _collected(phase: str, _: object) -> None:
 
 def left(stand: Stand) -> None:
     """The iterator of this pass is gone, after its end or before it."""
-    if sys.is_finalizing():
-        return
     is_newest = stand.number == stand.track.begun and is_followed(stand)
     over(stand)
     if is_newest and not _collecting:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_watchdog_agent.finalizing import unless_finalizing
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.indices import Source
 from torch_watchdog_agent.hooks.left import left
@@ -29,6 +30,7 @@ class Pass:
     one_by_one: bool = True
     total: int | None = None  # batches, where a scan needs to know
 
+    @unless_finalizing
     def __del__(self) -> None:
         left(self.stand)
 
