@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -103,7 +104,10 @@ def test_ranks_that_only_train_are_not_waited_for_and_told_as_left_behind(tmp_pa
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert len(left) == 2
-    assert f"2 ranks are left behind, unwatched: pids {left[0]}, {left[1]}" in run.err, run.err
+    words = f"2 ranks left behind, unwatched: pids {left[0]}, {left[1]}"
+    record = json.loads((run.run_dir / "job.json").read_text())
+    assert words in run.err and "nothing found (exit code 137)" in run.err, run.err
+    assert record["end"]["left_behind"] == left and words in record["exit_reason"]
     assert "gone" not in (run.run_dir / "events.jsonl").read_text().replace("the node process is gone", "")
 
 

@@ -32,7 +32,7 @@ class Stopped:
             lambda: None,
             lambda *_, **__: None,
         )
-        self.restores = lambda: True
+        self.restores, self.ranks_to_go_on = (lambda: True), tuple
         vars(self).update(broken)
 
     def finish(self, *_: object) -> JobOutcome:

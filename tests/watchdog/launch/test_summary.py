@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.summary import JobEnd, summarise, to_go_on
+from torch_watchdog.launch.summary import JobEnd, end_of, summarise, to_go_on
 from torch_watchdog.phrases import allowed_range, as_typed, one_line, shortened, what_offends, who
 
 END = JobEnd(
@@ -261,6 +261,16 @@ def test_who_was_late_when_a_job_was_ended_is_told_unless_it_is_what_was_found()
     assert note in summarise([asked_to_end], end)
     assert note not in summarise([{**asked_to_end, "kind": "rank.hang"}], end)
     assert note not in summarise([], replace(end, exit_code=0))
+
+
+def test_ranks_that_a_killed_launcher_left_behind_are_told_with_their_pids_whatever_was_found() -> None:
+    end = replace(END, exit_code=137, stopped_by_us=False, left_behind=tuple(range(11, 20)))
+    note = "  note   9 ranks left behind, unwatched: pids 11, 12, 13, 14, 15, 16, 17, 18, ..."
+    assert summarise([], end) == ["job train-1, its command killed: 2 ranks, 6 steps, nothing found (exit code 137)", note]
+    assert summarise([INCIDENT], replace(end, unused_resume="/home/a/x"))[-2] == note
+    record = {"exit_code": 137, "ranks_reported": 2, "end": {"steps": 6, "left_behind": list(end.left_behind)}}
+    again = end_of(record, PurePath(END.run_dir), here=END.here, quarantine=None)
+    assert again is not None and summarise([], again) == summarise([], end)
 
 
 def test_a_stop_that_was_taken_back_is_no_finding_of_a_job_that_went_on() -> None:

@@ -23,7 +23,7 @@ from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plain import become, become_for, cannot_start, described
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
-from torch_watchdog.launch.summary import JobEnd, ended_by, summarise
+from torch_watchdog.launch.summary import JobEnd, ended_by, left_behind, summarise
 from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog.phrases import count
@@ -110,7 +110,6 @@ def run_command(watch: Watch, mask: set[int], witness: Witness, *, came: Callabl
 
     status = signals.wait_forwarding(pid, witness, tick=tick, came=noted, instead=instead)
     _guarded(lambda: _wait_for_ranks(watch, status, came))
-    _guarded(lambda: _tell_of_those_left(watch, status))
     return status
 
 
@@ -129,15 +128,6 @@ def _wait_for_ranks(watch: Watch, status: int, came: Callable[[signal.Signals], 
     code, grace_s = signals.exit_code_of(status), watch.seat.config.grace_s
     say(f"the command has ended ({code}) before {count(at_work, 'rank')} that may be saving: the launch waits for up to {grace_s:g} s")
     signals.wait_while(lambda: not is_asked and watch.ranks_at_work() > 0, within_s=grace_s, came=passed_on)
-
-
-def _tell_of_those_left(watch: Watch, status: int) -> None:
-    pids = sorted(watch.ranks_to_go_on()) if os.WIFSIGNALED(status) else []
-    if pids:
-        some = ", ".join(map(str, pids[:8]))
-        say(
-            f"the command was killed, and {count(len(pids), 'rank')} {'are' if len(pids) > 1 else 'is'} left behind, unwatched: pids {some}"
-        )
 
 
 def _waiting_for_nodes(watch: Watch, pid: int) -> Callable[[], None]:
@@ -196,17 +186,25 @@ def conclude(watch: Watch, status: int, options: Sequence[str], *, came: Sequenc
     whatever else fails."""
     own_code = signals.exit_code_of(status)
     by_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    left = _guarded(watch.ranks_to_go_on) if by_signal else None
     outcome = watch.finish(own_code, by_signal)
     if not outcome.told:
         _guarded(lambda: watch.leave_note(own_code, by_signal))
     decided = None if outcome.exit_code is None else watch.seat.config.exit_codes.get(outcome.exit_code, outcome.exit_code)
     code = own_code if decided is None else decided
-    _guarded(lambda: _tell_end(watch, status, options, outcome, code, stopped=_was_stopped(outcome), came=came))
+    _guarded(lambda: _tell_end(watch, status, options, outcome, code, left=left or (), came=came))
     return decided
 
 
 def _tell_end(
-    watch: Watch, status: int, options: Sequence[str], outcome: JobOutcome, exit_code: int, *, stopped: bool, came: Sequence[signal.Signals]
+    watch: Watch,
+    status: int,
+    options: Sequence[str],
+    outcome: JobOutcome,
+    exit_code: int,
+    *,
+    left: Sequence[int],
+    came: Sequence[signal.Signals],
 ) -> None:
     last = watch.last_status()
     reported = len(last.ranks) if last else watch.ranks_heard()
@@ -216,7 +214,7 @@ def _tell_end(
         run_dir=str(watch.directory.root) if watch.joined is None else watch.joined.run_dir,
         recorded_by=watch.joined.hosted_by if watch.joined else None,
         exit_code=exit_code,
-        stopped_by_us=stopped,
+        stopped_by_us=_was_stopped(outcome),
         signalled=_asks_for_the_end(came, status),
         ranks_reported=reported,
         ranks_expected=(last.world_size if last else 0) or ranks_asked_for(watch.plan.command, os.environ),
@@ -225,6 +223,7 @@ def _tell_end(
         updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
         attempt=last.attempt if last else 0,
         standstill=last.standstill if last else "",
+        left_behind=tuple(sorted(left)),
         told=last is not None or outcome.told,
         options=tuple(options),
         command=watch.plan.command,
@@ -236,7 +235,7 @@ def _tell_end(
         sealed=outcome.sealed,
     )
     has_lost_its_record = _guarded(watch.has_lost_its_record)
-    _guarded(lambda: watch.write_end(end, _reason(outcome, status, end.signalled), world_size=last.world_size if last else 0))
+    _guarded(lambda: watch.write_end(end, _reason(outcome, status, end), world_size=last.world_size if last else 0))
     lost = [RECORD_LOST] if has_lost_its_record else []
     for line in [*outcome.lines, *lost, *(_guarded(lambda: summarise(outcome.incidents, end)) or ())][:LAST_LINES]:
         say(line)
@@ -255,16 +254,16 @@ def _was_stopped(outcome: JobOutcome) -> bool:
     return outcome.exit_code not in (None, EXIT_FAILED) or (outcome.exit_code is not None and outcome.exit_code in orders)
 
 
-def _reason(outcome: JobOutcome, status: int, signalled: str) -> str:
+def _reason(outcome: JobOutcome, status: int, end: JobEnd) -> str:
     if outcome.exit_code == EXIT_FAILED and not _was_stopped(outcome):
         return "failed"
     if outcome.exit_code is not None:
         kinds = [str(incident.get("kind")) for incident in outcome.incidents if (incident.get("action") or {}).get("exit_code") is not None]
         return f"stopped by the watchdog: {kinds[0] if kinds else 'on request'}"
-    if signalled and status and all(map(is_order, outcome.incidents)):
-        return ended_by(signalled)
+    if end.signalled and status and all(map(is_order, outcome.incidents)):
+        return ended_by(end.signalled)
     if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
+        return f"signal {os.WTERMSIG(status)}" + (f"; {left_behind(end.left_behind)}" if end.left_behind else "")
     return "finished" if os.WEXITSTATUS(status) == 0 else "failed"
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "JobEnd",
     "end_of",
     "ended_by",
+    "left_behind",
     "left_by_ranks",
     "summarise",
     "to_go_on",
@@ -51,6 +52,7 @@ END_FIELDS = (
     "restores",
     "signalled",
     "standstill",
+    "left_behind",
 )
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}  # a word that is not known here is taken for the gravest
 _LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
@@ -86,6 +88,7 @@ class JobEnd:
     restores: bool = True  # False where the script has not called restore()
     signalled: str = ""  # the signal from outside that asked for the end
     standstill: str = ""  # who was late when it ended, and since when
+    left_behind: tuple[int, ...] = ()  # pids of this node's ranks that live on: the command was killed
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
     sealed: Mapping[str, Any] | None = None  # a checkpoint that the ranks have sealed themselves, because the daemon was gone
@@ -102,6 +105,7 @@ def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantin
         run_dir=str(run_dir),
         exit_code=exit_code,
         stopped_by_us=bool(told.pop("stopped_by_us", False)),
+        left_behind=tuple(told.pop("left_behind", ())),
         ranks_reported=record.get("ranks_reported") or 0,
         options=tuple(record.get("options") or ()),
         command=tuple(record.get("command") or ()),
@@ -156,15 +160,21 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         ]
     if end.recorded_by:
         lines.append(f"  more   the whole story is on node {end.recorded_by}, in {end.run_dir}")
+    notes = [left_behind(end.left_behind)] if end.left_behind else []
     if end.unused_resume:
-        used = f"  note   --resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
-        lines = [*lines[:9], used]
-    return lines[:10]
+        notes.append(
+            f"--resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
+        )
+    return [*lines[: 10 - len(notes)], *(f"  note   {note}" for note in notes)]
+
+
+def left_behind(pids: Sequence[int]) -> str:
+    return f"{count(len(pids), 'rank')} left behind, unwatched: pids {', '.join(map(str, pids[:8]))}{', ...' if len(pids) > 8 else ''}"
 
 
 def _nothing_found(end: JobEnd) -> str:
     was_interrupted = end.signalled and end.exit_code and not end.stopped_by_us
-    how = f" was {ended_by(end.signalled)}" if was_interrupted else ""
+    how = f" was {ended_by(end.signalled)}" if was_interrupted else ", its command killed" if end.left_behind else ""
     steps = "" if end.steps is None else f"{steps_told(end.steps, began=end.began_at_update, updates=end.updates)}, "
     found = f"{steps}nothing found" if end.told else "what was found is not known"
     return f"job {end.job}{how}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"
