@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ _A_GPU = re.compile(r"cuda(:\d+)?$")
 _CPU = torch.device("cpu")
 _NOTHING = ("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "reset_max_memory_allocated", "reset_peak_memory_stats", "set_device",
             "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "synchronize")  # fmt: skip
+_NAME = "none: a replay on the CPU"
+_CAPABILITY, _MEMORY = (8, 0), 80 << 30  # of a GPU that takes bfloat16
 _NONE_USED = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
 
 
@@ -34,6 +37,8 @@ def instead_of_gpus() -> None:
     torch.nn.Module.to = _without_gpus(torch.nn.Module.to)
     parallel = torch.nn.parallel.DistributedDataParallel
     parallel.__init__ = _on_no_device(parallel.__init__)
+    parallel._passing_sync_batchnorm_handle = lambda *_: None  # it refuses SyncBatchNorm on the CPU, as that does itself
+    torch.nn.SyncBatchNorm.forward = torch.nn.BatchNorm1d.forward
     if torch.distributed.is_available():
         from torch.distributed import device_mesh, distributed_c10d
 
@@ -88,7 +93,11 @@ def _in_torch_cuda(cuda: Any) -> None:
         list,
     )  # torch.random.fork_rng asks
     cuda.current_device, cuda.device_count = lambda: 0, lambda: 1  # a script may divide by it
-    cuda.is_bf16_supported, cuda.get_device_name = lambda *_, **__: True, lambda *_: "none: a replay on the CPU"
+    cuda.is_bf16_supported, cuda.get_device_name = lambda *_, **__: True, lambda *_: _NAME
+    cuda.get_device_properties = lambda *_: SimpleNamespace(
+        name=_NAME, major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=_MEMORY, multi_processor_count=108, warp_size=32
+    )
+    cuda.get_device_capability, cuda.mem_get_info = lambda *_: _CAPABILITY, lambda *_: (_MEMORY, _MEMORY)
     cuda.Event, cuda.Stream = _Still, _Still
     cuda.current_stream = cuda.default_stream = lambda *_: _Still()
     cuda.stream = cuda.device = lambda *_: nullcontext()

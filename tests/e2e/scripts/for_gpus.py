@@ -20,17 +20,19 @@ ROWS, LENGTH = 40, 8
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(ROWS, 16), nn.Linear(16, 4)
+        self.table, self.norm, self.head = nn.Embedding(ROWS, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         shift = torch.zeros(ids.shape[0], 1, device="cuda")
-        return self.head(self.table(ids).mean(1) + shift)
+        return self.head(self.norm(self.table(ids).mean(1) + shift))
 
 
 def wrapped(net: Net, local_rank: int) -> nn.Module:
     if "--fsdp2" in sys.argv:
         return fully_shard(net, mesh=init_device_mesh("cuda", (dist.get_world_size(),)))
-    return DistributedDataParallel(torch.compile(net), device_ids=[local_rank], output_device=local_rank)
+    return DistributedDataParallel(
+        torch.compile(nn.SyncBatchNorm.convert_sync_batchnorm(net)), device_ids=[local_rank], output_device=local_rank
+    )
 
 
 def main() -> None:
@@ -38,6 +40,7 @@ def main() -> None:
     torch.cuda.set_device(local_rank)
     dist.init_process_group(backend="nccl", device_id=torch.device("cuda", local_rank))
     torch.cuda.manual_seed_all(0)
+    print(torch.cuda.get_device_properties(local_rank).total_memory, torch.cuda.get_device_capability(), torch.cuda.mem_get_info())
     device = torch.device(f"cuda:{local_rank}")
     net = wrapped(Net().cuda(local_rank), local_rank)
     optimizer, scaler = torch.optim.AdamW(net.parameters(), fused=True), torch.amp.GradScaler("cuda")
