@@ -15,7 +15,7 @@ from torch_watchdog.daemon.config import DaemonConfig
 from torch_watchdog.daemon.embedded import EmbeddedDaemon
 from torch_watchdog.errors import ConfigError
 from torch_watchdog.launch.nodes import Meeting, accelerate_settings, is_host, shared_address
-from torch_watchdog.launch.rendezvous import Rendezvous
+from torch_watchdog.launch.rendezvous import Rendezvous, rendezvous_of
 from torch_watchdog_agent.node.agent import NodeAgent
 from torch_watchdog_agent.node.config import NodeConfig
 
@@ -129,6 +129,20 @@ def test_the_host_is_rank_0_or_whoever_has_the_address() -> None:
     assert is_host(dataclasses.replace(AT, node_rank=0)) and not is_host(AT)
     assert is_host(dataclasses.replace(AT, node_rank=None)) and is_host(dataclasses.replace(AT, node_rank=None, host=socket.gethostname()))
     assert not is_host(dataclasses.replace(AT, node_rank=None, host="192.0.2.77"))
+
+
+def test_of_several_nodes_on_one_machine_the_one_whose_rank_is_given_as_0_is_the_host_under_c10d_too() -> None:
+    def of(host: str, *rank: str) -> Rendezvous:
+        found = rendezvous_of(
+            ["torchrun", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:99", *rank, "train.py"], {}, {}
+        )
+        assert found is not None and found.node_rank is None
+        return found
+
+    for here in ("127.0.0.1", "localhost", "[::1]"):
+        assert [is_host(of(here, "--node-rank", rank)) for rank in ("0", "1")] == [True, False]
+    assert is_host(of("127.0.0.1"))
+    assert [is_host(of(socket.gethostname(), "--node-rank", rank)) for rank in ("0", "1")] == [True, True]
 
 
 @pytest.mark.parametrize(

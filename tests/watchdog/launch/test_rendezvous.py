@@ -21,10 +21,6 @@ def of(line: str, environment: dict[str, str] | None = None, file: dict[str, str
         ("torchrun --nnodes 4 --rdzv-backend c10d --rdzv-endpoint n0:99 train.py", (4, "n0", 99, None)),
         ("torchrun --nnodes 1:4 --rdzv_backend=c10d --rdzv_endpoint=n0 train.py", (4, "n0", 29500, None)),
         ("torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:99 train.py", (2, "fd00::1", 99, None)),
-        ("torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint n0:99 --node-rank 1 train.py", (2, "n0", 99, None)),
-        ("torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:99 --node-rank 1 train.py", (2, "127.0.0.1", 99, 1)),
-        ("torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint [::1]:99 --node-rank 0 train.py", (2, "::1", 99, 0)),
-        ("torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:99 train.py", (2, "localhost", 99, None)),
         ("python -m torch.distributed.run --nnodes 2 --node-rank 1 --master-addr n0 -m pkg.train --nnodes 9", (2, "n0", 29500, 1)),
         ("srun torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint n0:1 train.py", (2, "n0", 1, None)),
     ],
@@ -62,7 +58,6 @@ def test_accelerate_says_it_by_flags_or_by_its_file() -> None:
     assert of(flags) == of("accelerate launch train.py", file=file) == (2, "10.0.0.1", 5, 1)
     assert of("accelerate launch --machine_rank 0 train.py", file=file) == (2, "10.0.0.1", 5, 0)
     assert of("accelerate launch train.py", file=file | {"rdzv_backend": "c10d"}) == (2, "10.0.0.1", 5, None)
-    assert of("accelerate launch train.py", file=file | {"rdzv_backend": "c10d", "main_process_ip": "::1"}) == (2, "::1", 5, 1)
 
 
 def test_machines_that_accelerate_starts_on_cpus_are_coupled_by_nothing_and_are_jobs_of_their_own() -> None:

@@ -157,7 +157,10 @@ class Meeting:
 
 def is_host(rendezvous: Rendezvous) -> bool:
     """Whether this node hosts the launch's daemon."""
-    return rendezvous.node_rank == 0 if rendezvous.node_rank is not None else _is_of_this_machine(rendezvous.host)
+    rank = rendezvous.node_rank
+    if rank is None and is_loopback(rendezvous.host):
+        rank = rendezvous.unused_rank
+    return rank == 0 if rank is not None else _is_of_this_machine(rendezvous.host)
 
 
 def _is_of_this_machine(host: str) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from torch_watchdog.launch.plan import LAUNCHER_MODULES, is_by_accelerate, option, script_position, starts_uncoupled_machines
-from torch_watchdog_proto.address import is_loopback
 
 __all__ = ["Rendezvous", "accelerate_file", "rendezvous_of"]
 
@@ -23,13 +22,16 @@ _BY_ADDRESS = frozenset({"static", "c10d"})  # etcd has an address of its own: n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """`node_rank` None: the launcher gives ranks to nodes only later, and nobody else has; then the node whose address `host` is hosts ours too."""
+    """`node_rank` None: the launcher gives ranks to nodes only later, and the node whose address `host` is hosts ours too. `unused_rank`: what somebody has
+    given all the same, which tells them apart where each takes `host` for itself.
+    """
 
     nodes: int
     host: str
     port: int
     node_rank: int | None
     run_id: str = "none"
+    unused_rank: int | None = None
 
     @property
     def key(self) -> str:
@@ -69,8 +71,7 @@ def _of_torchrun(words: Sequence[str], environment: Mapping[str, str]) -> Rendez
     if nodes < 2 or "--standalone" in words or backend not in _BY_ADDRESS:
         return None
     host, _, port = (endpoint or f"{given('master_addr', '127.0.0.1')}:{given('master_port', _PORT)}").rpartition(":")
-    host, port = (host, port) if host else (endpoint, _PORT)
-    return _at(nodes, host, port, _node_rank(backend, host, given("node_rank", "")), given("rdzv_id", "none"))
+    return _at(nodes, host or endpoint, port if host else _PORT, backend, given("node_rank", ""), given("rdzv_id", "none"))
 
 
 def _of_accelerate(words: Sequence[str], file: Mapping[str, str]) -> Rendezvous | None:
@@ -79,7 +80,7 @@ def _of_accelerate(words: Sequence[str], file: Mapping[str, str]) -> Rendezvous 
     backend = given["rdzv_backend"] or "static"
     if nodes < 2 or not host or backend not in _BY_ADDRESS:
         return None
-    return _at(nodes, host, given["main_process_port"] or _PORT, _node_rank(backend, host, given["machine_rank"]))
+    return _at(nodes, host, given["main_process_port"] or _PORT, backend, given["machine_rank"])
 
 
 def _of_variables(environment: Mapping[str, str]) -> Rendezvous | None:
@@ -87,19 +88,18 @@ def _of_variables(environment: Mapping[str, str]) -> Rendezvous | None:
     world, rank, host = (environment.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"))
     if _number(world, 1) < 2 or not rank.isdecimal() or not host:
         return None
-    return _at(int(world), host, environment.get("MASTER_PORT") or _PORT, int(rank))
+    return _at(int(world), host, environment.get("MASTER_PORT") or _PORT, "static", rank)
 
 
-def _node_rank(backend: str, host: str, given: str) -> int | None:
-    """c10d passes over it. Where every node takes the host for itself (several on one machine) it still tells which of them is to host ours."""
-    return _number(given, 0) if backend == "static" or (given and is_loopback(host.strip("[]"))) else None
-
-
-def _at(nodes: int, host: str, port: str, node_rank: int | None, run_id: str = "none") -> Rendezvous | None:
+def _at(nodes: int, host: str, port: str, backend: str, node_rank: str, run_id: str = "none") -> Rendezvous | None:
     number = _number(port, 0)
     if not 0 < number < 65_536:
         return None  # 0: any free port, which no other node can know
-    return Rendezvous(nodes=nodes, host=host.strip("[]"), port=number, node_rank=node_rank, run_id=run_id)
+    is_static, given = backend == "static", int(node_rank) if node_rank.isdecimal() else None
+    return Rendezvous(
+        nodes=nodes, host=host.strip("[]"), port=number, node_rank=(given or 0) if is_static else None, run_id=run_id,
+        unused_rank=None if is_static else given,
+    )  # fmt: skip
 
 
 def _number(text: str, default: int) -> int:
