@@ -205,6 +205,19 @@ def test_a_batch_that_an_earlier_daemon_was_told_of_is_over_with_the_skip_that_t
     assert [(incident["id"], incident["status"]) for incident in run.incidents] == [("1", "resolved")]
 
 
+@pytest.mark.parametrize("promised", [(), (0,)])
+def test_a_stop_that_gave_way_to_a_failure_is_not_told_as_having_come_to_nothing_where_the_state_was_saved(
+    promised: tuple[int, ...],
+) -> None:
+    run = trained()
+    run.handle(OrderRequested(kind="order.stop", by="ann", reason=""))
+    for rank in promised:
+        run.say(m.Ack(rank=rank, generation=1, passed=8))
+    lose_rank_1(run)
+    (line,) = run.job.outcome().lines
+    assert line == "the stop gave way to a failure (rank 1 is gone); the state was saved all the same"
+
+
 def test_what_one_rank_saves_alone_takes_the_place_of_a_common_save_that_another_did_not_live_to_finish() -> None:
     run = trained()
     run.say(hold(0, 9))

@@ -175,6 +175,8 @@ def test_whoever_looks_into_a_failure_is_sent_to_what_is_there_by_a_path_that_wo
     run.report(events=(ended(1, 1, **end), ended(0, 2, signal=15)))
     (incident,) = run.incidents
     assert fix in incident["fix"]
+    if failed is None and "exit_code" in end:
+        assert "as `raise SystemExit`, os._exit() or native code does" in incident["fix"] and "it showed no exception" in incident["cause"]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,13 @@ class Ending:
         if self._closed is not None and stop.NO_CHECKPOINT in self._closed.reason:
             yield f"no checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
         if self._closed is None and self._given_up is not None:
-            yield f"{_aim(self._given_up)} could not be completed: {self._given_up.reason}"
+            aim, why = _aim(self._given_up), self._given_up.reason
+            is_saved = any(generation > self._given_up.generation for generation in self._good)
+            yield (
+                f"{aim} gave way to a failure ({why}); the state was saved all the same"
+                if is_saved
+                else f"{aim} could not be completed: {why}"
+            )
 
 
 def _aim(order: stop.Closed) -> str:

@@ -93,7 +93,7 @@ def _raised(first: FirstFailure, where: str, files: Files) -> Verdict:
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     by_ddp = ddp_error(end.text)
     cause = f"the rank{'s' * several} {status}; " + (
-        "it left no exception"
+        "it showed no exception"
         if not end.text
         else "each raised this by itself"
         if several
@@ -119,7 +119,8 @@ def _where_to_look(end: RankEnd, files: Files) -> str:
     if end.text.startswith("SystemExit") and end.where:
         return f"look at {end.where}, where the script asked for this exit"
     if not end.text:
-        return f"look for what ends the process without a word, as os._exit() or native code does; what it printed, if anything, is in {files.log(end)}"
+        without_a_word = "look for what ends the process without a word, as `raise SystemExit`, os._exit() or native code does"
+        return f"{without_a_word}; what it printed, if anything, is in {files.log(end)}"
     return f"read the end of {files.log(end)}"
 
 
