@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from launching import Ended, launch, script, torchrun, watchdog
 
+from torch_watchdog.phrases import who
+
 pytestmark = pytest.mark.e2e
 
 STEPS, FIRST = 12, 5
@@ -118,6 +120,7 @@ def test_one_array_where_always_was_a_tensor_is_left_out_and_replay_shows_what_i
     assert len(ended.lines("trained in step")) == 2 * STEPS
     replayed = launch(tmp_path, [*watchdog("replay"), str(ended.run_dir / incident["evidence"]["bundle"])])
     assert replayed.code == 1 and "TypeError" in replayed.err, replayed.err
+    assert f"  who    rank 0, step 0 of the replay; the batch is of {who(incident)}\n" in replayed.err, replayed.err
 
 
 @pytest.mark.parametrize(

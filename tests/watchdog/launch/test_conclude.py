@@ -23,7 +23,7 @@ class Stopped:
 
     def __init__(self, *, exit_code: int | None = 65, heard: int = 2, **broken: Any) -> None:
         self.exit_code, self.incidents = exit_code, broken.pop("incidents", ())
-        self.seat = SimpleNamespace(config=SimpleNamespace(exit_codes={}))
+        self.seat = SimpleNamespace(config=SimpleNamespace(exit_codes={}, replay=None))
         self.job, self.joined, self.plan = "j", None, SimpleNamespace(command=("torchrun", "train.py"))
         self.directory = SimpleNamespace(root=Path("/r"), quarantine_file=SimpleNamespace(exists=broken.pop("quarantine", bool)))
         self.ranks_heard, self.resumed, self.unused_resume, self.write_end = (

@@ -273,6 +273,12 @@ def test_ranks_that_a_killed_launcher_left_behind_are_told_with_their_pids_whate
     assert again is not None and summarise([], again) == summarise([], end)
 
 
+def test_a_replay_tells_whose_batch_it_was_for_its_own_rank_and_step_are_always_0() -> None:
+    found = INCIDENT | {"origin": {"rank": 0}, "step": 0, "batch": INCIDENT["batch"] | {"sample": None}}
+    lines = summarise([found], replace(END, replays="rank 1, step 5, dataset sample 45"))
+    assert lines[1] == "  who    rank 0, step 0 of the replay; the batch is of rank 1, step 5, dataset sample 45"
+
+
 def test_a_stop_that_was_taken_back_is_no_finding_of_a_job_that_went_on() -> None:
     taken_back = {
         "kind": "order.stop",

@@ -15,7 +15,9 @@ import click
 
 from torch_watchdog.launch.plan import is_launcher
 from torch_watchdog.launch.say import say
+from torch_watchdog.phrases import one_line
 from torch_watchdog.replay.plan import doubts, environment_of, script_of
+from torch_watchdog.replay.recorded import recorded_for, run_of
 
 __all__ = ["command"]
 
@@ -44,38 +46,19 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
         raise click.UsageError("no script can be told from the launch of this bundle: say it after --, as `-- python train.py`")
     script = (sys.executable, *script) if script[0].endswith(".py") else script
     say(f"replay of {bundle.name} on the {'GPU' if cuda else 'CPU'}: {' '.join(script)[:200]}")
-    for summary in _recorded_for(bundle):
-        say(f"recorded for: {summary}")
+    for incident in recorded_for(bundle):
+        say(f"recorded for: {one_line(str(incident.get('summary', '')))}")
     for doubt in () if cuda else doubts(ops=_learned_ops(bundle), not_finite=_not_finite(bundle)):
         say(f"on the CPU: {doubt}")
-    ours = ["--policy", "observe", "--dir", str(_run_of(bundle) / "replays"), "run", "--replay", str(bundle.absolute()), "--", *script]
+    ours = ["--policy", "observe", "--dir", str(run_of(bundle) / "replays"), "run", "--replay", str(bundle.absolute()), "--", *script]
     environment = environment_of(os.environ, cuda=cuda, port=_free_port())
     return subprocess.run([sys.executable, "-m", "torch_watchdog.cli", *ours], env=environment, check=False).returncode
-
-
-def _run_of(bundle: Path) -> Path:
-    """The run directory that the bundle lies in; one that was carried off alone has its replays beside it."""
-    run = bundle.absolute().parent.parent
-    return run if (run / "job.json").exists() else bundle.absolute().parent
-
-
-def _recorded_for(bundle: Path) -> list[str]:
-    """What was said of the batch in the run that it comes from."""
-    found = []
-    for path in sorted(_run_of(bundle).glob("incidents/*/incident.json")):
-        try:
-            incident = json.loads(path.read_text(encoding="utf-8"))
-            if (incident["evidence"] or {}).get("bundle") == f"{bundle.absolute().parent.name}/{bundle.name}":
-                found.append(" ".join(str(incident["summary"]).split()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found
 
 
 def _recorded_command(bundle: Path) -> Sequence[str]:
     """Of the run directory that the bundle lies in."""
     try:
-        record = json.loads((_run_of(bundle) / "job.json").read_text(encoding="utf-8"))
+        record = json.loads((run_of(bundle) / "job.json").read_text(encoding="utf-8"))
         return [str(word) for word in record["command"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
@@ -85,7 +68,7 @@ def _learned_ops(bundle: Path) -> set[str]:
     """Of the contract of the rank that the bundle is named for, beside it in its run directory."""
     rank = bundle.name.partition("-")[2].partition(".")[0].partition("-")[0]
     try:
-        contract = json.loads((_run_of(bundle) / "contract" / f"rank-{rank}.json").read_text(encoding="utf-8"))
+        contract = json.loads((run_of(bundle) / "contract" / f"rank-{rank}.json").read_text(encoding="utf-8"))
         return {str(row["op"]) for row in (*contract["guarded"], *contract["opaque"])}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

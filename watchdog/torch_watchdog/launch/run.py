@@ -27,6 +27,7 @@ from torch_watchdog.launch.summary import JobEnd, ended_by, left_behind, summari
 from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog.phrases import count
+from torch_watchdog.replay.recorded import batch_of
 from torch_watchdog_agent.node.config import JobOutcome
 from torch_watchdog_proto.messages import EXIT_FAILED
 
@@ -224,6 +225,7 @@ def _tell_end(
         attempt=last.attempt if last else 0,
         standstill=last.standstill if last else "",
         left_behind=tuple(sorted(left)),
+        replays=_guarded(lambda: batch_of(Path(replay))) or "" if (replay := watch.seat.config.replay) else "",
         told=last is not None or outcome.told,
         options=tuple(options),
         command=watch.plan.command,

@@ -53,6 +53,7 @@ END_FIELDS = (
     "signalled",
     "standstill",
     "left_behind",
+    "replays",
 )
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}  # a word that is not known here is taken for the gravest
 _LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
@@ -89,6 +90,7 @@ class JobEnd:
     signalled: str = ""  # the signal from outside that asked for the end
     standstill: str = ""  # who was late when it ended, and since when
     left_behind: tuple[int, ...] = ()  # pids of this node's ranks that live on: the command was killed
+    replays: str = ""  # of a replay: whose batch it is, and which samples
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
     sealed: Mapping[str, Any] | None = None  # a checkpoint that the ranks have sealed themselves, because the daemon was gone
@@ -154,7 +156,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     else:
         lines = [
             _headline(first, end),
-            *_facts(first, end.here),
+            *_facts(first, end),
             *([] if first.get("kind") in ("rank.hang", "rank.desync") else _stood_still(end)),
             *_afterwards(first, end, asked_for, others=sum(not is_order(found) for found in incidents if found is not first)),
         ]
@@ -276,11 +278,11 @@ def _headline(incident: Incident, end: JobEnd) -> str:
     return f"job {end.job} {what}: {incident.get('kind')}{only} (exit code {end.exit_code})"
 
 
-def _facts(incident: Incident, here: str) -> list[str]:
+def _facts(incident: Incident, end: JobEnd) -> list[str]:
     if is_order(incident):
         return [f"  what   {one_line(incident.get('summary', ''))}"]
-    batch = incident.get("batch")
-    facts = [("who", who(incident))]
+    batch, here = incident.get("batch"), end.here
+    facts = [("who", who(incident) + (f" of the replay; the batch is of {end.replays}" if end.replays else ""))]
     if batch:
         facts.append(("what", what_offends(incident)))
         facts.append(("where", _where(incident.get("bound") or {}, here)))

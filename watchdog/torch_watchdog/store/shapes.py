@@ -37,7 +37,8 @@ JOB: Schema = {
             "properties": {
                 "stopped_by_us": {"type": "boolean"}, "ranks_expected": _NUMBER, "steps": {"type": ["integer", "null"]}, "told": {"type": "boolean"},
                 "began_at_update": _NUMBER, "updates": _NUMBER,
-                "unused_resume": _TEXT, "left_behind": {"type": "array", "items": {"type": "integer"}}, "recorded_by": _TEXT, "restores": {"type": "boolean"},
+                "unused_resume": _TEXT, "left_behind": {"type": "array", "items": {"type": "integer"}}, "replays": {"type": "string"},
+                "recorded_by": _TEXT, "restores": {"type": "boolean"},
             },
         },
     },
