@@ -40,6 +40,7 @@ class AtGate:
         """The update of this window is not applied."""
         rank = self._rank
         self._put_back()  # for a save that comes before the next fetch
+        self._what_stays()
         self.undo = True
         rank.tell(Vetoed(rank=rank.identity.rank, generation=decision.generation, step=number))
         self.go_on(number, applied=False, vetoed=True)
@@ -50,8 +51,10 @@ class AtGate:
         if commit.veto == number:
             self._close_window(number, applied=False, vetoed=True)
             self._put_back()
+            self.is_put_back &= not self._what_stays()
             rank.saver.act(commit, step=number)
             return
+        self.is_put_back &= not self._what_stays()
         with rank.window.rewound():
             rank.saver.act(commit, step=number)
 
@@ -83,3 +86,12 @@ class AtGate:
             self._rank.say(
                 f"what the vetoed step has changed besides the parameters could not be put back ({type(error).__name__}: {error})"
             )
+
+    def _what_stays(self) -> str:
+        """What the loop itself has written to parameters by now, which cannot be taken back."""
+        changed = self._rank.window.hands.at_gate
+        if changed:
+            self._rank.say(
+                f"the loop changes {changed} before its optimizer does: that much of this step stays, and it is not saved as good"
+            )
+        return changed

@@ -161,6 +161,11 @@ class History:
         self._backward_ns += now_ns - self._backward_since_ns
         self._backward_since_ns = 0
 
+    @property
+    def has_seen_loss(self) -> bool:
+        """Whether a backward has begun since the last fetch."""
+        return bool(self._losses)
+
     def newest_loss(self) -> float | None:
         """The loss of the newest backward, where it has arrived by now: in a loop that waits for its device in each step it has."""
         return arrived(self._losses[-1][0]) if self._losses else None

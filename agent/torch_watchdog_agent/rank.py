@@ -305,6 +305,7 @@ class Rank:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""
         if self._unread.under_check or on_cuda:
             self._settle()
+        self.window.hands.look()
         value = self.history.loss_seen(loss)
         self._loss_is_under_way = value is None
         used()
@@ -358,6 +359,7 @@ class Rank:
             from torch_watchdog_agent.hooks.device import backward_finished
 
             self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
+        self.window.hands.look(at_gate=True)
         decision = self.gate.judge(number)
         if isinstance(decision, Act):
             self.at_gate.act(decision.commit, number)

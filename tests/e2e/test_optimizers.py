@@ -10,7 +10,7 @@ from launching import Ended, launch, script, torchrun, watchdog
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 BAD, STEP = 61, 7
-KINDS = ["zero", "lbfgs", "in_backward", "two"]
+KINDS = ["zero", "lbfgs", "sam", "in_backward", "two"]
 
 
 def run(folder: Path, *words: object, ours: tuple[str, ...] | None) -> Ended:

@@ -157,7 +157,7 @@ def test_where_nobody_else_is_there_it_is_over_at_once() -> None:
     run = Run(world=1)
     run.fail(0)
     assert run.kinds(0) == [Leave]
-    assert run.ended[0].reason == "nothing was saved: no healthy rank is left"
+    assert run.ended[0].reason == "nothing was saved: no healthy rank is left (one that raises may be asked only in the middle of its step)"
 
 
 def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
@@ -165,7 +165,10 @@ def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
     run.fail(1)
     run.freed(0)
     run.fail(0)
-    assert run.ended[0].reason == "nothing was saved: it fell; no healthy rank is left"
+    assert (
+        run.ended[0].reason
+        == "nothing was saved: it fell; no healthy rank is left (one that raises may be asked only in the middle of its step)"
+    )
 
 
 def test_one_that_raises_alone_saves_what_it_held_before() -> None:
@@ -209,7 +212,10 @@ def test_the_last_that_raises_may_die_while_it_saves() -> None:
     run.freed(0)
     run.out(0)
     run.fail(0)
-    assert run.ended[0].reason == "nothing was saved: rank 0 ended while it saved; no healthy rank is left"
+    assert (
+        run.ended[0].reason
+        == "nothing was saved: rank 0 ended while it saved; no healthy rank is left (one that raises may be asked only in the middle of its step)"
+    )
 
 
 def hsdp(*, updates: dict[int, int] | None = None, dead: int = 3) -> Run:

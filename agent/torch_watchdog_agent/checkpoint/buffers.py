@@ -82,7 +82,7 @@ class Buffers:
         import torch
 
         slots = [(slot.holder, slot.key, tensor) for slot in self._kept if (tensor := slot.holder.get(slot.key)) is not None]
-        copies = [_local(tensor).detach().clone() for _, _, tensor in slots]
+        copies = [local_of(tensor).detach().clone() for _, _, tensor in slots]
 
         def put_present_back() -> None:
             with torch.no_grad():
@@ -132,7 +132,7 @@ class Buffers:
             if tensor is not slot.tensor:
                 anew = True
                 _note_change(slot, tensor)
-            elif not slot.changes and (_version(tensor) != slot.version or (learning and not _local(tensor).equal(slot.copy))):
+            elif not slot.changes and (_version(tensor) != slot.version or (learning and not local_of(tensor).equal(slot.copy))):
                 _note_change(slot, tensor)
         return anew
 
@@ -147,7 +147,7 @@ class Buffers:
         for slot in self._watched:
             slot.copy = None
         for slot in self._kept:
-            slot.copy = slot.copy if _alike(slot.copy, slot.tensor) else _local(slot.tensor).detach().clone()
+            slot.copy = slot.copy if _alike(slot.copy, slot.tensor) else local_of(slot.tensor).detach().clone()
         self._batches = _by_kind(self._kept)
         for name in {slot.name for slot in self._watched if slot.changes} - self._said:
             self._said.add(name)
@@ -162,9 +162,9 @@ def _slots_of(model: Any) -> list[_Slot]:
 def _with_content(tensor: Any, copy: Any) -> Any:
     """The tensor with this content; another one where it cannot be written (a view whose elements lie in one place, one made for inference)."""
     try:
-        _local(tensor).copy_(copy)
+        local_of(tensor).copy_(copy)
     except RuntimeError:
-        if _local(tensor) is not tensor:
+        if local_of(tensor) is not tensor:
             raise
         return copy.clone()
     return tensor
@@ -173,7 +173,7 @@ def _with_content(tensor: Any, copy: Any) -> Any:
 def _marked_otherwise(slot: _Slot) -> bool:
     """Whether the sum over the content is another one than at the last look: written through `.data`, it has no other version."""
     tensor = slot.holder.get(slot.key)
-    local = None if tensor is None else _local(tensor).detach()
+    local = None if tensor is None else local_of(tensor).detach()
     before, slot.mark = slot.mark, None if local is None else local.sum().item()
     return before is not None and before != slot.mark
 
@@ -186,7 +186,7 @@ def _has_moved(slot: _Slot) -> bool:
 
 def _place(tensor: Any) -> tuple[int, tuple[int, ...], Any]:
     """Where a tensor's values are, whichever object stands for it."""
-    local = _local(tensor)
+    local = local_of(tensor)
     return local.data_ptr(), tuple(local.shape), local.dtype
 
 
@@ -217,7 +217,7 @@ def _by_kind(slots: list[_Slot]) -> list[tuple[list[Any], list[Any]]]:
     """(copies, tensors) of one device and dtype each: then one launch copies many."""
     kinds: dict[tuple[Any, Any], tuple[list[Any], list[Any]]] = {}
     for slot in slots:
-        tensor = _local(slot.tensor).detach()
+        tensor = local_of(slot.tensor).detach()
         copies, tensors = kinds.setdefault((tensor.device, tensor.dtype), ([], []))
         copies.append(slot.copy)
         tensors.append(tensor)
@@ -225,15 +225,15 @@ def _by_kind(slots: list[_Slot]) -> list[tuple[list[Any], list[Any]]]:
 
 
 def _alike(copy: Any, tensor: Any) -> bool:
-    local = _local(tensor)
+    local = local_of(tensor)
     return copy is not None and copy.shape == local.shape and copy.dtype == local.dtype and copy.device == local.device
 
 
 def _bytes(tensor: Any) -> int:
-    local = _local(tensor)
+    local = local_of(tensor)
     size: int = local.numel() * local.element_size()
     return size
 
 
-def _local(tensor: Any) -> Any:
+def local_of(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

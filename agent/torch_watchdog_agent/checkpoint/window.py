@@ -6,6 +6,7 @@ training loop once per window and does not synchronise with a device. State that
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_watchdog_agent.checkpoint.buffers import Buffers
+from torch_watchdog_agent.checkpoint.hands import Hands
 from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState, inner_schedulers
@@ -24,6 +26,7 @@ _MAX_BUFFER_BYTES = 64 << 20
 _MOMENTS_KEPT = 16  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
 _AS_IT_IS = frozenset((int, float, bool, str, type(None)))
 _LEFT_OUT: Any = object()
+_version_of = operator.attrgetter("_version")
 
 
 class WindowState:
@@ -36,6 +39,8 @@ class WindowState:
         self._generation = -1
         self._owners = _Owners(subjects)
         self._buffers: Buffers | None = None
+        self.hands = Hands(subjects)
+        self._written: object = None  # how often the parameters had been, as the newest window opened
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
         self._end: _Moment | None = None  # of a pass over the data, until the next window opens
 
@@ -44,6 +49,8 @@ class WindowState:
         if self._subjects.generation != self._generation:
             self._follow()
         self._end = None
+        self._written = self._owners.written()
+        self.hands.opened()
         self._kept.append(_moment(self._owners, updates=updates, place=place))
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
@@ -56,6 +63,12 @@ class WindowState:
     def is_behind_the_end(self, updates: int, place: Place) -> bool:
         """Whether the loop is behind the end of a pass, after so many updates, and its next pass has not begun: `windows_back=0` is that end then."""
         return self._end is not None and self._end.updates == updates and self._end.place == place
+
+    def why_touched(self) -> str:
+        """Why the parameters may not be any more what they were as the newest window opened, although no optimizer has stepped since; or nothing."""
+        if self._owners.written() != self._written:
+            return "its script itself has changed parameters, or an optimizer's groups, in the step at hand"
+        return self.hands.why()
 
     def restore(self, windows_back: int = 1, *, buffers: bool = True) -> None:
         """Put everything back to where it was when the window opened (1: the last one). May be called again."""
@@ -152,6 +165,11 @@ class _Owners:
             item = ref()
             found.append(() if item is None else (item.__dict__,))
         return found
+
+    def written(self) -> object:
+        """The optimizers' parameters: how many there are, and how often they have been written to in place, by torch's own count."""
+        groups = [group for ref in self._optimizers if (optimizer := ref()) is not None for group in optimizer.param_groups]
+        return [(len(group["params"]), sum(map(_version_of, group["params"]))) for group in groups]
 
 
 class _Moment(NamedTuple):

@@ -1,6 +1,7 @@
 """The gate: wraps the outermost `Optimizer.step` of every optimizer class, where torch itself wraps it for its profiler.
 
-With a closure the gate is inside, after the closure's backward; a veto leaves the step by a private exception that the wrapper catches.
+With a closure the gate is inside, after the closure's backward; a veto leaves the step by a private exception that the wrapper catches. Not where the batch
+has had its backward before (SAM): such a step may change parameters before it calls its closure.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _compiling() -> bool:
 def _gate(step: Callable[..., Any], optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     closure = kwargs.pop("closure", args[0] if args else None)
     entered: list[int | None] = []
-    if callable(closure):
+    if callable(closure) and not _batch_is_used():
         closure = _gated(optimizer, closure, entered)
     elif (number := _enter(optimizer)) == VETOED:
         return None
@@ -68,6 +69,12 @@ def _gate(step: Callable[..., Any], optimizer: Any, args: tuple[Any, ...], kwarg
         return veto.result
     _leave(entered[0] if entered else None)  # a closure may have run several times, and the update comes behind the last
     return result
+
+
+@guarded("optimizer")
+def _batch_is_used() -> bool:
+    here = rank()
+    return here is not None and here.history.has_seen_loss
 
 
 def _step(step: Callable[..., Any], optimizer: Any, closure: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

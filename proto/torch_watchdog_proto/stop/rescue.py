@@ -199,7 +199,7 @@ class RescueCoordinator:
         return [complete[0][part] for part in sorted(complete[0])] if complete else []
 
     def _why_nothing(self) -> str:
-        nobody = () if self._asked() else ("no healthy rank is left",)
+        nobody = () if self._asked() else ("no healthy rank is left (one that raises may be asked only in the middle of its step)",)
         if self._problem:
             return f"nothing was saved: {'; '.join((self._problem, *nobody))}"
         whys = dict.fromkeys(freed.why for _, freed in sorted(self._freed.items()) if freed.holds != "all" and freed.why)

@@ -307,3 +307,54 @@ def test_buffers_that_show_no_sign_of_their_change_or_cannot_be_written_are_put_
     assert not torch.equal(model.average, before["average"])
     window.restore()
     assert {name: torch.equal(getattr(model, name), before[name]) for name in names} == dict.fromkeys(names, True)
+
+
+def by_count(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with torch.no_grad():
+        model.weight.add_(0.1)
+
+
+def a_group_more(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+
+@pytest.mark.parametrize("change", [by_count, a_group_more])
+def test_what_the_script_itself_changes_in_a_window_is_noticed_at_any_time(change: Any) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    subjects = Subjects()
+    subjects.optimizer_seen(optimizer)
+    window = WindowState(subjects, say=print)
+    for _ in range(20):
+        window.opened()
+        model(torch.ones(2, 4)).sum().backward()
+        assert not window.why_touched()
+        optimizer.step()
+    window.opened()
+    change(model, optimizer)
+    assert "its script itself has changed parameters" in window.why_touched()
+
+
+@pytest.mark.parametrize("puts_back", [False, True])
+def test_a_loop_that_changes_parameters_where_torch_does_not_count_it_is_learned_by_their_content(puts_back: bool) -> None:
+    """Adversarial training puts them back before its update, a momentum encoder does not."""
+    model = nn.ModuleDict({"query": nn.Linear(4, 4), "key": nn.Linear(4, 4)})
+    optimizer = torch.optim.SGD(model["query"].parameters(), lr=0.1)
+    subjects = Subjects()
+    subjects.optimizer_seen(optimizer)
+    window = WindowState(subjects, say=print)
+    subjects.model_seen(model)
+    for number in range(2):
+        window.opened()
+        window.hands.look()
+        assert bool(window.hands.in_step) is bool(number)
+        before = model["key"].weight.data.clone()
+        model["key"].weight.data.mul_(0.9)
+        model["query"](torch.ones(2, 4)).sum().backward()
+        window.hands.look()
+        assert window.hands.in_step == "key.weight" and "key.weight" in window.why_touched()
+        if puts_back:
+            model["key"].weight.data.copy_(before)
+        window.hands.look(at_gate=True)
+        assert window.hands.at_gate == ("" if puts_back else "key.weight")
+        optimizer.step()

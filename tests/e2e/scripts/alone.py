@@ -17,7 +17,9 @@ from train import Net, Rows, digest, say
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int, help="a sample with a token id past the table, which the loop reads before the model does")
-    parser.add_argument("--fails", default="", choices=["", "forward", "backward", "step", "before-scheduler", "accumulated", "exit"])
+    parser.add_argument(
+        "--fails", default="", choices=["", "forward", "backward", "step", "before-scheduler", "by-hand", "after", "accumulated", "exit"]
+    )
     parser.add_argument("--restore", action="store_true")
     return parser.parse_args()
 
@@ -56,6 +58,10 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
             loss.backward()
             fails("backward")
+            if args.fails == "by-hand" and step == 5:
+                with torch.no_grad():
+                    model.head.weight.add_(1.0)
+            fails("by-hand")
             micro += 1
             if micro % 2:
                 continue
@@ -65,6 +71,7 @@ def main() -> None:
             fails("before-scheduler")
             scheduler.step()
             optimizer.zero_grad()
+            fails("after")
             step += 1
             say(f"step {step} loss {loss.item().hex()} {digest(model, optimizer)}")
     say("done")

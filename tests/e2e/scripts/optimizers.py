@@ -1,6 +1,7 @@
 """A two-rank training with optimizers that are not one plain step at the end: `optimizers.py NAME --bad INDEX`. Prints a digest of its parameters at the end.
 
-`zero`: state spread over the ranks, and a step inside a step. `lbfgs`: a closure that runs several times. `in_backward`: each parameter is updated as soon as
+`zero`: state spread over the ranks, and a step inside a step. `lbfgs`: a closure that runs several times. `sam`: a step that
+moves the parameters before it calls its closure. `in_backward`: each parameter is updated as soon as
 its gradient is there. `two`: two optimizers take turns with the same batch, as in a GAN. With --never a step is left out by every rank. With --dies
 rank 1 kills itself where it is about to compute its loss for the so-many-th time.
 """
@@ -64,6 +65,38 @@ def lbfgs(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
     return step
 
 
+class Sam(torch.optim.SGD):
+    """Sharpness-aware: the gradient is taken a little way off, where the batch's first gradient points."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor]) -> None:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        before = [parameter.clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.add_(0.05 * parameter.grad)
+        with torch.enable_grad():
+            closure()
+        for parameter, was in zip(parameters, before, strict=True):
+            parameter.data = was
+        super().step()
+
+
+def sam(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
+    optimizer = Sam(model.parameters(), lr=0.05)
+
+    def step(loss_of: Callable[[], torch.Tensor]) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of()
+            loss.backward()
+            return loss
+
+        closure()
+        optimizer.step(closure)
+
+    return step
+
+
 def in_backward(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
     """Gradients are averaged by hand: DistributedDataParallel would keep them until all are there."""
     held = {parameter: torch.optim.SGD([parameter], lr=0.05) for parameter in model.parameters()}
@@ -94,7 +127,7 @@ def two(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["zero", "lbfgs", "in_backward", "two"])
+    parser.add_argument("kind", choices=["zero", "lbfgs", "sam", "in_backward", "two"])
     parser.add_argument("--bad", type=int)
     parser.add_argument("--never", type=int)
     parser.add_argument("--dies", type=int)
@@ -105,7 +138,7 @@ def main() -> None:
     model: nn.Module = nn.Sequential(nn.Embedding(40, 4), nn.Flatten(), nn.Linear(24, 4))
     if args.kind != "in_backward":
         model = nn.parallel.DistributedDataParallel(model)
-    step = {"zero": zero, "lbfgs": lbfgs, "in_backward": in_backward, "two": two}[args.kind](model)
+    step = {"zero": zero, "lbfgs": lbfgs, "sam": sam, "in_backward": in_backward, "two": two}[args.kind](model)
     rows, asked = Rows(args.bad), itertools.count(1)
 
     def loss_of(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -370,5 +370,7 @@ class Attempt:
 
 
 def _may_hold_something(failed: Failed) -> bool:
-    """Whether the state of a rank that raises may be asked for: not of a script that ends by an exit of its own, nor from a device that answers no more."""
-    return not failed.chain[-1:] or not (failed.chain[-1].startswith("SystemExit") or any(map(_DEVICE_IS_LOST.search, failed.chain)))
+    """Whether the state of a rank that raises may be asked for: of one in the middle of a step. Between two nobody knows what of the step was still to come
+    (a teacher's weights, a scaler), nor from a device that answers no more; a script that ends by an exit of its own is not kept waiting."""
+    is_over = failed.chain[-1:] and (failed.chain[-1].startswith("SystemExit") or any(map(_DEVICE_IS_LOST.search, failed.chain)))
+    return not failed.between and not is_over
