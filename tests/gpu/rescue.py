@@ -135,16 +135,14 @@ def row(folder: Path, fault: str, model: str, optimizer: str, sync: bool, known:
         "seconds": time.time() - began,
     }
     seen["exit_right"] = run.code == CODES.get(fault, 65)
+    stacks = run.folder / "stacks"
+    if stacks.exists():  # it was ended by us
+        seen["stacks"] = stacks.read_text()[-20000:]
     try:
         incident = next(found for found in run.incidents if found["kind"].startswith("rank."))
     except (StopIteration, ValueError):
         errors = [line for line in run.err.splitlines() if "Error" in line or "[torch-watchdog]" in line]
-        stacks = run.folder / "stacks"
-        return seen | {
-            "outcome": "no incident",
-            "tail": "\n".join(errors)[:3000],
-            "stacks": stacks.read_text()[-20000:] if stacks.exists() else "",
-        }
+        return seen | {"outcome": "no incident", "tail": "\n".join(errors)[:3000]}
     action = incident["action"]
     point = action["checkpoint"]
     if fault_at := re.search(r"rank 1 fault ([\d.]+)", run.out):
