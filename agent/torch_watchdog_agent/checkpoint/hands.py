@@ -6,6 +6,7 @@ those windows, which are traced steps in any case.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.buffers import local_of
@@ -22,14 +23,16 @@ class Hands:
     def __init__(self, subjects: Subjects) -> None:
         self._subjects, self._windows_left = subjects, _LEARNING_WINDOWS
         self.in_step = self.at_gate = ""
-        self._before: list[tuple[str, float]] = []
+        self._params: list[tuple[str, Any]] = []
+        self._before: list[float] = []
 
     def opened(self) -> None:
         """A window begins. That of the first update has no optimizer yet, and teaches nothing."""
-        self._before = []
+        self._params, self._before = [], []
         if self._windows_left and self._subjects.optimizers():
             self._windows_left -= 1
-            self._before = _content(self._subjects)
+            self._params = _looked_at(self._subjects)
+            self._before = self._content()
 
     def why(self) -> str:
         """Why the parameters in the middle of a step need not be those of its start, or nothing."""
@@ -39,33 +42,49 @@ class Hands:
         """Before a backward, or at the gate."""
         if not self._before:
             return
-        changed = next((name for (name, was), (_, now) in zip(self._before, _content(self._subjects), strict=False) if was != now), "")
+        now = self._content()
+        changed = next((name for (name, _), was, is_now in zip(self._params, self._before, now, strict=False) if was != is_now), "")
         self.in_step = self.in_step or changed
         if at_gate:
-            self.at_gate, self._before = self.at_gate or changed, []
+            self.at_gate = self.at_gate or changed
+            self._params, self._before = [], []
+
+    def _content(self) -> list[float]:
+        try:
+            return _content(self._params)
+        except Exception:  # noqa: BLE001  a kind of tensor that has no norm (float8): nothing is learned
+            self._windows_left = 0
+            return []
 
 
-def _content(subjects: Subjects) -> list[tuple[str, float]]:
-    """One number for each parameter of the models, by its name. Nothing while a CUDA graph is captured."""
+def _looked_at(subjects: Subjects) -> list[tuple[str, Any]]:
+    """By device and dtype. The objects as they are between two steps: a model that is sharded has others, whole ones, in its forward and backward (FSDP2),
+    or other content in the same (FSDP1, which is left out)."""
+    from torch.nn.parameter import is_lazy
+
+    named = {id(param): (name, param) for model in subjects.models() for name, param in model.named_parameters()}
+    found = [
+        (name, param)
+        for name, param in named.values()
+        if not is_lazy(param)
+        and param.is_floating_point()
+        and param.numel()
+        and param.device.type != "meta"
+        and not hasattr(param, "_unpadded_unsharded_size")
+    ]
+    return sorted(found, key=lambda pair: (str(pair[1].device), str(pair[1].dtype)))
+
+
+def _content(params: list[tuple[str, Any]]) -> list[float]:
+    """One number for each; of NaN, which equals nothing, one that does. Nothing while a CUDA graph is captured."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return []
+    found: list[float] = []
     with torch.no_grad(), _disable_current_modes():
-        named = [(name, local_of(param.detach())) for model in subjects.models() for name, param in model.named_parameters()]
-        by_kind: dict[Any, list[tuple[str, Any]]] = {}
-        for name, tensor in named:
-            if tensor.is_floating_point() and tensor.numel() and tensor.device.type != "meta":
-                by_kind.setdefault((tensor.device, tensor.dtype), []).append((name, tensor))
-        return [
-            pair for kind in by_kind.values() for pair in zip([name for name, _ in kind], _norms([one for _, one in kind]), strict=True)
-        ]
-
-
-def _norms(tensors: list[Any]) -> list[float]:
-    """Of those of one device and dtype; a NaN, which equals nothing, as a number that does."""
-    import torch
-
-    norms: list[float] = torch.stack([norm.double() for norm in torch._foreach_norm(tensors)]).nan_to_num(nan=-1.0).tolist()
-    return norms
+        for _, kind in itertools.groupby(params, key=lambda pair: (pair[1].device, pair[1].dtype)):
+            norms = torch._foreach_norm([local_of(param.detach()) for _, param in kind])
+            found += torch.stack([norm.double() for norm in norms]).nan_to_num(nan=-1.0).tolist()
+    return found

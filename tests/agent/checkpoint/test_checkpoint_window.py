@@ -358,3 +358,19 @@ def test_a_loop_that_changes_parameters_where_torch_does_not_count_it_is_learned
         window.hands.look(at_gate=True)
         assert window.hands.at_gate == ("" if puts_back else "key.weight")
         optimizer.step()
+
+
+def test_parameters_whose_content_cannot_be_looked_at_are_in_nobodys_way() -> None:
+    model = nn.ModuleDict({"query": nn.Linear(4, 4), "lazy": nn.LazyLinear(4)})
+    model.register_parameter("small", nn.Parameter(torch.zeros(4, dtype=torch.float8_e4m3fn), requires_grad=False))
+    optimizer = torch.optim.SGD(model["query"].parameters(), lr=0.1)
+    subjects = Subjects()
+    subjects.optimizer_seen(optimizer)
+    window = WindowState(subjects, say=print)
+    subjects.model_seen(model)
+    for _ in range(5):
+        window.opened()
+        window.hands.look()
+        window.hands.look(at_gate=True)
+        optimizer.step()
+    assert not window.why_touched() and not window.hands.at_gate
