@@ -309,6 +309,13 @@ def test_buffers_that_show_no_sign_of_their_change_or_cannot_be_written_are_put_
     assert {name: torch.equal(getattr(model, name), before[name]) for name in names} == dict.fromkeys(names, True)
 
 
+def window_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> WindowState:
+    subjects = Subjects()
+    subjects.optimizer_seen(optimizer)
+    subjects.model_seen(model)
+    return WindowState(subjects, say=print)
+
+
 def by_count(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     with torch.no_grad():
         model.weight.add_(0.1)
@@ -322,9 +329,7 @@ def a_group_more(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_what_the_script_itself_changes_in_a_window_is_noticed_at_any_time(change: Any) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    subjects = Subjects()
-    subjects.optimizer_seen(optimizer)
-    window = WindowState(subjects, say=print)
+    window = window_of(model, optimizer)
     for _ in range(20):
         window.opened()
         model(torch.ones(2, 4)).sum().backward()
@@ -340,10 +345,7 @@ def test_a_loop_that_changes_parameters_where_torch_does_not_count_it_is_learned
     """Adversarial training puts them back before its update, a momentum encoder does not."""
     model = nn.ModuleDict({"query": nn.Linear(4, 4), "key": nn.Linear(4, 4)})
     optimizer = torch.optim.SGD(model["query"].parameters(), lr=0.1)
-    subjects = Subjects()
-    subjects.optimizer_seen(optimizer)
-    window = WindowState(subjects, say=print)
-    subjects.model_seen(model)
+    window = window_of(model, optimizer)
     for number in range(2):
         window.opened()
         window.hands.look()
@@ -364,10 +366,7 @@ def test_parameters_whose_content_cannot_be_looked_at_are_in_nobodys_way() -> No
     model = nn.ModuleDict({"query": nn.Linear(4, 4), "lazy": nn.LazyLinear(4)})
     model.register_parameter("small", nn.Parameter(torch.zeros(4, dtype=torch.float8_e4m3fn), requires_grad=False))
     optimizer = torch.optim.SGD(model["query"].parameters(), lr=0.1)
-    subjects = Subjects()
-    subjects.optimizer_seen(optimizer)
-    window = WindowState(subjects, say=print)
-    subjects.model_seen(model)
+    window = window_of(model, optimizer)
     for _ in range(5):
         window.opened()
         window.hands.look()

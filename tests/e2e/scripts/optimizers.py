@@ -53,16 +53,17 @@ def zero(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
 def lbfgs(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
 
-    def step(loss_of: Callable[[], torch.Tensor]) -> None:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of()
-            loss.backward()
-            return loss
+    return lambda loss_of: optimizer.step(closure_of(optimizer, loss_of))
 
-        optimizer.step(closure)
 
-    return step
+def closure_of(optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        return loss
+
+    return closure
 
 
 class Sam(torch.optim.SGD):
@@ -85,12 +86,7 @@ def sam(model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], None]:
     optimizer = Sam(model.parameters(), lr=0.05)
 
     def step(loss_of: Callable[[], torch.Tensor]) -> None:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of()
-            loss.backward()
-            return loss
-
+        closure = closure_of(optimizer, loss_of)
         closure()
         optimizer.step(closure)
 
