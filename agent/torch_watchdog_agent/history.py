@@ -64,6 +64,11 @@ class History:
         self._pending.clear()
         self._losses.clear()
 
+    @property
+    def device_words(self) -> memoryview | None:
+        """Shared memory for the rank's words with its GPU."""
+        return None if self._recorder is None else self._recorder.device_words
+
     def said(self, text: str) -> None:
         self.note(text, level=1)
 

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_watchdog_agent.identity import Identity
-from torch_watchdog_proto.record import KeyNamed, Note, Record, RingHeader, RingWriter, ring_bytes
+from torch_watchdog_proto.record import (
+    DEVICE_WORDS_AT,
+    DEVICE_WORDS_BYTES,
+    KeyNamed,
+    Note,
+    Record,
+    RingHeader,
+    RingWriter,
+    ring_bytes,
+)
 
 __all__ = ["UNKNOWN", "Recorder", "opened", "ring_capacity"]
 
@@ -61,7 +70,9 @@ class Recorder:
             rank=rank, attempt=attempt, pid=os.getpid(), world_size=world_size, start_time_ns=time.time_ns(),
             capacity=ring_capacity(local_world_size),
         )  # fmt: skip
-        self._ring = RingWriter(memoryview(_reserve(self.path, ring_bytes(header.capacity))), header)
+        memory = memoryview(_reserve(self.path, ring_bytes(header.capacity)))
+        self._ring = RingWriter(memory, header)
+        self.device_words = memory[DEVICE_WORDS_AT : DEVICE_WORDS_AT + DEVICE_WORDS_BYTES]
         self.write: Callable[[Record], None] = self._ring.write
         self._keys: dict[str, _Named] = {}
 

@@ -289,7 +289,7 @@ class GpuSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvent:
     """Something that happened to a rank, as its node saw it; `order` counts events of this node (monotonic). `asked`: its launch got `signal`, which
-    asks for the end."""
+    asks for the end. `updates_on_device`: how many its GPU had done when it ended, where that is known."""
 
     rank: int
     attempt: int
@@ -301,6 +301,7 @@ class RankEvent:
     signal: int | None = None
     text: str = ""
     level: Literal["info", "warning", "error"] = "info"
+    updates_on_device: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

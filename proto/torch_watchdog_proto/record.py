@@ -5,7 +5,8 @@ Owns the byte layout, for writer and reader alike; knows nothing of files, mmap 
 Layout, little-endian, version 4:
 
     0     header, 128 bytes: magic, version, record size, capacity, rank, attempt, pid, world size, start time; at 64 the count of records written, as
-          the machine writes a whole number: one store, so that a reader sees the old count or the new one
+          the machine writes a whole number: one store, so that a reader sees the old count or the new one; at 80 the rank's words with its GPU, 32 bits
+          each, 0 without one: of a rank that was killed they tell how far its device was, while Python was steps ahead
     128   `capacity` slots of RECORD_BYTES: sequence number (from 1), crc32 of the rest, kind, payload length, payload
 
 Record n lives in slot (n - 1) % capacity. The writer fills the slot, then raises the count; the reader takes a slot only where number and checksum agree, so
@@ -25,6 +26,9 @@ from zlib import crc32 as _crc32
 __all__ = [
     "COUNT",
     "COUNT_AT",
+    "DEVICE_WORD",
+    "DEVICE_WORDS_AT",
+    "DEVICE_WORDS_BYTES",
     "HEADER_BYTES",
     "RECORD_BYTES",
     "VERSION",
@@ -42,6 +46,7 @@ __all__ = [
     "StepDone",
     "TensorSeen",
     "TokenizerSeen",
+    "UPDATES_DONE",
     "ring_bytes",
 ]
 
@@ -54,6 +59,9 @@ MAX_DIMENSIONS = 8
 _HEADER = struct.Struct("<8sHHIiIIIQ")
 COUNT = struct.Struct("=Q")
 COUNT_AT = 64
+DEVICE_WORD = struct.Struct("=I")
+DEVICE_WORDS_AT, DEVICE_WORDS_BYTES = 80, 4 * DEVICE_WORD.size
+UPDATES_DONE = 2  # which of them the device counts its updates in; the others are its gate's
 _SLOT = struct.Struct("<QIHH")  # sequence number, crc32, kind, payload length
 _NUMBER, _KIND = struct.Struct("<QI"), struct.Struct("<HH")  # the two halves of a slot's head
 _PAYLOAD_BYTES = RECORD_BYTES - _SLOT.size

@@ -20,8 +20,11 @@ from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.record import (
     COUNT,
     COUNT_AT,
+    DEVICE_WORD,
+    DEVICE_WORDS_AT,
     HEADER_BYTES,
     RECORD_BYTES,
+    UPDATES_DONE,
     Note,
     RingFormatError,
     RingHeader,
@@ -57,6 +60,7 @@ class RingFolder:
     def __init__(self, folder: Path, *, is_alive: Callable[[int], bool], say: Callable[[str], None]) -> None:
         self._folder, self._is_alive, self._say = folder, is_alive, say
         self._rings: dict[str, _Ring] = {}
+        self._updates_on_device: dict[int, int] = {}  # of ranks that are gone, by pid
         self._has_told_version = False
 
     def poll(self) -> tuple[RingNews, ...]:
@@ -72,6 +76,11 @@ class RingFolder:
             if (replaced or not alive) and (found is None or not found.more):
                 self._drop(name, remove=not replaced)
         return tuple(news)
+
+    def updates_on_device(self, pid: int) -> int | None:
+        """How many updates the GPU of that rank, which has ended, had done; None where that is not known. Asked once of each."""
+        known = [ring.updates_on_device() for ring in self._rings.values() if ring.header.pid == pid]
+        return max(known, default=0) or self._updates_on_device.pop(pid, 0) or None
 
     def close(self) -> None:
         for name in tuple(self._rings):
@@ -97,7 +106,9 @@ class RingFolder:
             )
 
     def _drop(self, name: str, *, remove: bool) -> None:
-        self._rings.pop(name).close()
+        ring = self._rings.pop(name)
+        self._updates_on_device[ring.header.pid] = ring.updates_on_device()
+        ring.close()
         if remove:
             with suppress(OSError):
                 (self._folder / name).unlink()
@@ -139,6 +150,14 @@ class _Ring:
             return path.stat().st_ino != os.fstat(self._descriptor).st_ino
         except OSError:
             return False  # the name is gone, the ring is still read
+
+    def updates_on_device(self) -> int:
+        """0 without a GPU, or where the file has been cut."""
+        try:
+            (done,) = DEVICE_WORD.unpack(_pread(self._descriptor, DEVICE_WORD.size, DEVICE_WORDS_AT + UPDATES_DONE * DEVICE_WORD.size))
+        except OSError:
+            return 0
+        return int(done)
 
     def read(self, *, new: bool, at_end: bool) -> RingNews | None:
         """None where nothing is new."""

@@ -204,7 +204,8 @@ class NodeWork:
     def _on_end(self, ended: Ended) -> None:
         self._look_at_log(ended.pid, killed=ended.signal == signals.SIGKILL)
         self._stopped.ended(ended.pid)
-        self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal)
+        on_device = self._rings.updates_on_device(ended.pid)
+        self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal, updates_on_device=on_device)
         self._keepers.ended(*self._who[ended.pid])
         self._wake.set()
 

@@ -3,14 +3,17 @@
 On a GPU Python is ahead: the kernels of an update may be queued behind a collective that will never end. Breaking that collective lets them run with
 garbage. So before every update the stream is told to wait until a word is 0, and two words are written around it: the update that was begun and the one
 that is done. Closing the gate is one store to memory; reading the parameters on another stream then gives the state after exactly `done` updates.
-Owns the page, the two calls of the CUDA driver (through ctypes: torch has none of them), and the reading behind a closed gate: plain copies to the host
-on a stream made beforehand, no kernel, no allocation on the device, in a thread that may be given up: a kernel's first use, a free, or a wait for the
-default stream would wait for the stuck one. Where the driver lacks the calls nothing is gated, and said so.
+Owns where the words lie (in the rank's ring, so that they outlive it), the calls of the CUDA driver (through ctypes: torch has none of them), and the
+reading behind a closed gate: plain copies to the host on a stream made beforehand, no kernel, no allocation on the device, in a thread that may be given
+up: a kernel's first use, a free, or a wait for the default stream would wait for the stuck one. Where the driver lacks the calls nothing is gated, and
+said so.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import sys
 import threading
 import time
@@ -20,22 +23,28 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 from torch_watchdog_agent.streams import current_stream
+from torch_watchdog_proto.record import DEVICE_WORDS_BYTES, UPDATES_DONE
 
 __all__ = ["DeviceGate", "abort_groups", "of_this_process", "to_host"]
 
 T = TypeVar("T")
 
 _WAIT_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
-_GATE, _BEGUN, _DONE, _OPENED = 0, 1, 2, 3
+_REGISTER = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
+_GATE, _BEGUN, _DONE, _OPENED = 0, 1, UPDATES_DONE, 3
 PROBE_S = 3.0
+STALL_S = 10.0  # for one tensor's copy, and what it takes at a tenth of the slowest bus besides
+_SLOW_BYTES_S = 200e6
 ABORT_S = 10.0  # for an abort, which may wait for a device that never answers
 _POLL_S = 0.01
+_LOOK_S = 1.0  # whether the copy under way takes too long
 
 
 class DeviceGate:
-    """One per process, for the `device` that its updates run on. Raises OSError or AttributeError where the driver lacks the calls."""
+    """One per process, for the `device` that its updates run on. `shared`: memory for its words; None, or where the driver does not take it: memory of its
+    own. Raises OSError or AttributeError where the driver lacks the calls."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, shared: memoryview | None = None) -> None:
         import torch
 
         driver = ctypes.CDLL("libcuda.so.1")
@@ -44,13 +53,12 @@ class DeviceGate:
         for call in (self._wait, self._write):
             call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
             call.restype = ctypes.c_int
-        self._page = torch.zeros(64, dtype=torch.int32, device="cpu", pin_memory=True)
-        self._address = int(self._page.data_ptr())
-        self._words = (ctypes.c_int32 * 64).from_address(self._address)
+        self._words, self._address = _registered(driver, shared) or _pinned()
         self._device, self._beside = device, torch.cuda.Stream(device)
         self._updates_on = torch.cuda.current_stream(device)
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self.missed = False  # an update ran without the gate (a captured graph): from then on nothing is known
+        self._give_up_at = math.inf  # when the copy under way has taken too long
 
     # The training thread
 
@@ -97,7 +105,7 @@ class DeviceGate:
 
     @property
     def is_between_updates(self) -> bool:
-        return self._words[_BEGUN] == self._words[_DONE]
+        return bool(self._words[_BEGUN] == self._words[_DONE])
 
     # A rescue
 
@@ -121,10 +129,29 @@ class DeviceGate:
             threading.Thread(target=reading, name="torch-watchdog-reading", daemon=True).start()
         except RuntimeError as error:  # the machine gives no thread any more
             raise TimeoutError(f"the device cannot be asked: {error}") from None
-        try:
-            return answer.result(within_s)
-        except FutureTimeout:
-            raise TimeoutError(f"the device did not answer within {within_s:g} s") from None
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                return answer.result(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            except FutureTimeout:
+                now = time.monotonic()
+                if now >= self._give_up_at:
+                    raise TimeoutError(
+                        "the device does not answer any more: its launch queue has filled up meanwhile, say, behind a collective that another rank is not in"
+                    ) from None
+                if now >= deadline:
+                    raise TimeoutError(f"the device did not answer within {within_s:g} s") from None
+
+    def to_host(self, value: Any) -> Any:
+        """As the function, and a copy that takes too long is given up: a launch that fills the queue keeps the driver's lock, for all threads."""
+
+        def copied(copy: Any, tensor: Any) -> Any:
+            self._give_up_at = time.monotonic() + STALL_S + tensor.numel() * tensor.element_size() / _SLOW_BYTES_S
+            copy.copy_(tensor)
+            self._give_up_at = math.inf
+            return copy
+
+        return to_host(value, copied)
 
     def is_busy(self, *, within_s: float) -> bool:
         """Whether what is launched by now is still not done after so long: a collective that another rank is not in, say."""
@@ -152,7 +179,7 @@ class DeviceGate:
         return True
 
 
-def to_host(value: Any) -> Any:
+def to_host(value: Any, copied: Callable[[Any, Any], Any] = lambda copy, tensor: copy.copy_(tensor)) -> Any:
     """`value` with every tensor on a device copied to the host, strides kept so that no kernel is needed. Of a sharded one this rank's shard, no collective."""
     import torch
 
@@ -160,24 +187,47 @@ def to_host(value: Any) -> Any:
         if not value.is_cuda:
             return value
         if hasattr(value, "to_local"):  # `from_local` would bring it back to the mesh's device
-            return type(value)(to_host(value.to_local()), value._spec, requires_grad=False)
-        copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-        return copy.copy_(value.detach())
+            return type(value)(to_host(value.to_local(), copied), value._spec, requires_grad=False)
+        return copied(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu"), value.detach())
     if isinstance(value, dict):
-        return {key: to_host(item) for key, item in value.items()}
-    return type(value)(to_host(item) for item in value) if type(value) in (list, tuple) else value
+        return {key: to_host(item, copied) for key, item in value.items()}
+    return type(value)(to_host(item, copied) for item in value) if type(value) in (list, tuple) else value
+
+
+def _pinned() -> tuple[Any, int]:
+    """The words in memory of this process, and where the device has them."""
+    import torch
+
+    page = torch.zeros(DEVICE_WORDS_BYTES // 4, dtype=torch.int32, device="cpu", pin_memory=True)
+    words = (ctypes.c_int32 * page.numel()).from_address(page.data_ptr())
+    words.page = page
+    return words, int(page.data_ptr())
+
+
+def _registered(driver: Any, shared: memoryview | None) -> tuple[Any, int] | None:
+    """The same in memory that others see. None where there is none, or the driver does not take it: a file on a disk, an old kernel."""
+    if shared is None or not hasattr(driver, "cuMemHostGetDevicePointer_v2"):
+        return None
+    words = (ctypes.c_int32 * (DEVICE_WORDS_BYTES // 4)).from_buffer(shared)
+    page, place = divmod(ctypes.addressof(words), mmap.PAGESIZE)
+    on_device, start = ctypes.c_uint64(), ctypes.c_void_p(page * mmap.PAGESIZE)
+    if driver.cuMemHostRegister_v2(start, ctypes.c_size_t(mmap.PAGESIZE), _REGISTER):
+        return None
+    if driver.cuMemHostGetDevicePointer_v2(ctypes.byref(on_device), start, 0):
+        return None
+    return words, on_device.value + place
 
 
 _gate: DeviceGate | None = None
 _without = False
 
 
-def of_this_process(parameter: Any) -> DeviceGate | None:
-    """The gate, where the update's parameters are on a CUDA device. Raises what keeps it from being made, once."""
+def of_this_process(parameter: Any, shared: memoryview | None) -> DeviceGate | None:
+    """The gate, where the update's parameters are on a CUDA device, its words in `shared`. Raises what keeps it from being made, once."""
     global _gate, _without
     if _gate is None and not _without and parameter is not None and parameter.is_cuda:
         _without = True
-        _gate = DeviceGate(parameter.device)
+        _gate = DeviceGate(parameter.device, shared)
     return _gate
 
 

@@ -72,7 +72,7 @@ class OnGpu:
         groups = getattr(optimizer, "param_groups", ())
         first = next((param for group in groups for param in group["params"]), None)
         try:
-            return device.of_this_process(first)
+            return device.of_this_process(first, self._rank.history.device_words)
         except Exception as error:  # noqa: BLE001  whatever the driver lacks: the training goes on, and a rescue says no
             self._rank.say(f"no gate on the device ({error}): if another rank fails, this one cannot tell what its updates have become")
             return None
@@ -115,15 +115,13 @@ class OnGpu:
 
     def save(self, order: Rescue, *, part: int | None, within_s: float) -> Saved:
         """The state, or this rank's `part` of it, behind the closed gate, by plain copies to the host; buffers as they were copied at the step's start."""
-        from torch_watchdog_agent.rescue.device import to_host
-
         rank, gate, ahead = self._rank, self._gate, self.closed
         if gate is None or ahead is None:
             raise RuntimeError("a save on a GPU needs its gate closed")
         ahead.mend(rank.subjects.now())
         try:
             return gate.read(
-                lambda: save(rank, order, updates=ahead.updates, windows_back=ahead.windows_back, read=to_host, part=part),
+                lambda: save(rank, order, updates=ahead.updates, windows_back=ahead.windows_back, read=gate.to_host, part=part),
                 within_s=within_s,
             )
         except TimeoutError as error:

@@ -18,6 +18,9 @@ from torch_watchdog_agent.node.rings import RingFolder, RingNews
 from torch_watchdog_proto import codec
 from torch_watchdog_proto.messages import StepBlock
 from torch_watchdog_proto.record import (
+    DEVICE_WORD,
+    DEVICE_WORDS_AT,
+    UPDATES_DONE,
     VERSION,
     KeyNamed,
     MicroStep,
@@ -122,6 +125,21 @@ def test_a_ranks_records_become_columns(tmp_path: Path) -> None:
     assert (block.micro_of_step, block.loss, block.step, block.updates_applied) == ((0, 1), (2.5, 2.0), (0, 1), (1, 2))
     (columns,) = block.tensors
     assert (columns.key, columns.rows, columns.high, columns.shapes) == ("input_ids", (0, 1), (63.0, 63.0), ((4, 8), (4, 8)))
+
+
+def test_how_far_a_device_was_is_known_of_a_rank_that_is_gone(tmp_path: Path) -> None:
+    """Its GPU had written it, into the ring."""
+    dead, alive, bare, rings = Rank(tmp_path, pid=DEAD), Rank(tmp_path), Rank(tmp_path, rank=1, pid=os.getppid()), folder_of(tmp_path)
+    for rank, count in ((dead, 30), (alive, 31)):
+        DEVICE_WORD.pack_into(rank.map, DEVICE_WORDS_AT + UPDATES_DONE * DEVICE_WORD.size, count)
+        rank.write(micro(0), done(0))
+    bare.write(micro(0), done(0))
+    assert [rings.updates_on_device(pid) for pid in (DEAD, ALIVE)] == [None, None]  # no ring was found yet
+    assert all_steps(blocks(until_empty(rings))) == [0, 0, 0]
+    assert not dead.path.exists()
+    assert [rings.updates_on_device(pid) for pid in (DEAD, ALIVE, os.getppid())] == [30, 31, None]
+    alive.path.open("wb").truncate(80)
+    assert rings.updates_on_device(ALIVE) is None
 
 
 def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:

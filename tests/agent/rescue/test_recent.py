@@ -51,9 +51,9 @@ class Gate:
 def test_a_failure_on_a_device_is_laid_to_the_step_that_the_device_was_in(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_watchdog_agent.rescue import device
 
-    monkeypatch.setattr(device, "of_this_process", lambda parameter: Gate())
+    monkeypatch.setattr(device, "of_this_process", lambda parameter, shared: Gate())
     loop, optimizer = Loop(), SimpleNamespace(param_groups=[])
-    here: Any = SimpleNamespace(config=SimpleNamespace(device_gate=True), loop=loop)
+    here: Any = SimpleNamespace(config=SimpleNamespace(device_gate=True), loop=loop, history=SimpleNamespace(device_words=None))
     gpu = OnGpu(here)
     assert gpu.step_of_failure() is None
     for _ in range(5):
@@ -81,9 +81,9 @@ def test_a_device_is_asked_for_a_shard_of_its_own_and_never_for_a_collective(mon
 
     asked: list[torch.Tensor] = []
     gate = SimpleNamespace(answers=lambda parameter: asked.append(parameter) is None, before_update=lambda number: None)
-    monkeypatch.setattr(device, "of_this_process", lambda parameter: gate)
+    monkeypatch.setattr(device, "of_this_process", lambda parameter, shared: gate)
     optimizer = SimpleNamespace(param_groups=[{"params": [Sharded()]}])
-    here: Any = SimpleNamespace(config=SimpleNamespace(device_gate=True), loop=Loop())
+    here: Any = SimpleNamespace(config=SimpleNamespace(device_gate=True), loop=Loop(), history=SimpleNamespace(device_words=None))
     gpu = OnGpu(here)
     state: Any = SimpleNamespace(optimizers=[optimizer])
     assert not gpu.answers(state)

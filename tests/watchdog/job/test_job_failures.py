@@ -192,3 +192,30 @@ def test_a_rank_that_raises_alone_is_asked_for_what_it_held_where_it_may_hold_so
     run.hello(0)
     effects = run.say(Failed(rank=0, step=5, updates_applied=5, time_ns=1, text=chain[0], chain=chain))
     assert orders(effects)[0] == (0, asked)
+
+
+ASSERTED = "Indexing.cu:1369: indexSelectSmallIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
+
+
+@pytest.mark.parametrize(
+    ("printed", "signal", "on_device", "step"),
+    [
+        (ASSERTED, 6, 27, 4),
+        ("terminate called: CUDA error: an illegal memory access was encountered", 6, 28, 5),
+        (ASSERTED, 6, None, 6),  # an older node, or no gate on its device
+        (ASSERTED, 6, 1_000_000, 6),
+        ("", 9, 27, 6),  # what killed it did not wait for its device
+        ("Segmentation fault", 11, 27, 6),
+    ],
+)
+def test_a_failure_on_a_device_that_ends_the_process_is_laid_to_the_step_of_the_device(
+    printed: str, signal: int, on_device: int | None, step: int
+) -> None:
+    """Python had launched six steps of a run that had resumed after 23 updates."""
+    run = Run()
+    run.hello(0, 1)
+    of_six = replace(steps(1, 0, [1.0] * 6), updates_applied=tuple(range(24, 30)))
+    said = replace(exception(1, 1, printed), kind="log", level="warning")
+    run.report(of_six, events=(said, replace(ended(1, 2, signal=signal), updates_on_device=on_device)))
+    run.wait(60)
+    assert [(found["origin"]["rank"], found["step"]) for found in run.incidents] == [(1, step)]

@@ -97,7 +97,7 @@ class Attempt:
     def _on_end(self, rank: RankState, event: m.RankEvent, node: str, now: float) -> Iterable[Effect]:
         self._rescues.exited(rank.rank, now)
         if not rank.left:
-            self._failures.see(event, node, rank.last_step, now)
+            self._failures.see(event, node, rank.last_step, now, on_device=rank.step_on_device(event.updates_on_device))
             if event.exit_code != 0 and not self._failures.is_victim(event.pid) and not self._failures.is_asked_for(event.pid):
                 yield from self._rescue(rank.rank, words_of(event), now)
         yield from self._tell_each(self._rescues.out(rank.rank, now))

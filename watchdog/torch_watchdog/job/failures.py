@@ -129,15 +129,15 @@ class FailureWatch:
         """The kernel's word for the state of the process."""
         self._states[rank] = text
 
-    def see(self, event: RankEvent, node: str, last_step: int | None, now: float) -> None:
-        """A rank's process has ended."""
+    def see(self, event: RankEvent, node: str, last_step: int | None, now: float, *, on_device: int | None = None) -> None:
+        """A rank's process has ended. `on_device`: the step that its GPU was in, while Python may have been ahead of it."""
         self._ended.add(event.pid)
         known = self._ends.get(event.pid)
         next_step = None if last_step is None else last_step + 1
         known = known or RankEnd(rank=event.rank, node=node, pid=event.pid, step=next_step, between=True)
         self._ends[event.pid] = replace(
             known, order=event.order, exit_code=event.exit_code, signal=event.signal, ended_ns=event.time_ns,
-            finished=event.exit_code == 0 and not known.text,
+            finished=event.exit_code == 0 and not known.text, on_device=on_device,
         )  # fmt: skip
         if self._failed():
             self._begin(now)
@@ -217,7 +217,8 @@ class FailureWatch:
 
     def _told(self, end: RankEnd) -> RankEnd:
         text, log = end.text or self._notes.get(end.pid, ""), "\n".join(self._logs.get(end.pid, ()))
-        return replace(end, text=text, log=log, said_end=end.pid in self._said_end)
+        told = replace(end, text=text, log=log, said_end=end.pid in self._said_end)
+        return replace(told, step=told.on_device, between=False) if told.died_of_its_device else told
 
 
 def _is_bad(end: RankEnd) -> bool:

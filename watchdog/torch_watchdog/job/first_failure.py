@@ -38,6 +38,7 @@ _PEER_IS_GONE = re.compile(
     re.IGNORECASE,
 )
 _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
+_OF_DEVICE = re.compile(r"Assertion `.*` failed\.|CUDA error")
 # What native code prints as it takes its threads down with the process, as gloo does now and then where its groups were not destroyed.
 _TORN_DOWN = frozenset({"terminate called without an active exception"})
 ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
@@ -52,8 +53,8 @@ class RankEnd:
 
     `text` is the exception that was raised first of its chain, `raised_ns` when its node's clock showed that; `ended_ns` when its process was seen to
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
-    the next. `finished`: it ended well; `said_end`: its script was over, by its own word. `hung`: why it is held for one that makes no progress,
-    `desync` where it waits in a collective of its own.
+    the next; `on_device`: the one that its GPU was in as it ended, Python being ahead. `finished`: it ended well; `said_end`: its script was over, by its
+    own word. `hung`: why it is held for one that makes no progress, `desync` where it waits in a collective of its own.
     """
 
     rank: int
@@ -73,6 +74,12 @@ class RankEnd:
     between: bool = False
     finished: bool = False
     said_end: bool = False
+    on_device: int | None = None
+
+    @property
+    def died_of_its_device(self) -> bool:
+        """Whether native code ended the process for what its GPU had met, with no word of Python's."""
+        return self.on_device is not None and self.signal is not None and not self.text and bool(_OF_DEVICE.search(self.log))
 
     @property
     def torn_down(self) -> bool:

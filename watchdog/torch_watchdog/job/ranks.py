@@ -29,6 +29,7 @@ from torch_watchdog_proto.stop.events import Closed
 __all__ = ["RankState", "with_the_stopped"]
 
 _MAX_LEFT_OUT = 1000
+_MAX_AHEAD = 64  # steps that Python may be ahead of its device: a launch queue holds fewer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,6 +118,13 @@ class RankState:
         low, high = min(step, reported), max(step, reported)
         updates = high - low - sum(low <= left_out < high for left_out in self.left_out)
         return self.updates_applied + (updates if step > reported else -updates)
+
+    def step_on_device(self, updates: int | None) -> int | None:
+        """Which step a device was in that had done so many updates, Python being ahead of it; None where that is not known."""
+        if updates is None or self.last_step is None:
+            return None
+        newest_first = range(self.last_step + 1, max(-1, self.last_step - _MAX_AHEAD), -1)
+        return next((step for step in newest_first if self.updates_before(step) == updates), None)
 
     def gone(self) -> None:
         self.alive, self.phase = False, "end"
