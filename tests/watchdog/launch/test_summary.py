@@ -41,6 +41,7 @@ INCIDENT: dict[str, Any] = {
         "policy": "stop",
         "prevented": True,
         "exit_code": 65,
+        "stopped_at_step": 5,
         "checkpoint": {"path": "/home/a/watchdog_runs/train-1/checkpoints/step-5", "updates_applied": 5, "committed": True, "finite": True},
     },
 }
@@ -80,6 +81,16 @@ def test_a_stop_names_who_what_where_why_and_what_to_type_next() -> None:
         "  resume watchdog --policy stop --resume watchdog_runs/train-1/checkpoints/step-5 torchrun --nproc-per-node 2 'my train.py'",
         "  more   watchdog timeline watchdog_runs/train-1",
     ]
+
+
+def test_a_batch_that_was_found_inside_its_step_has_failed_it() -> None:
+    refused = INCIDENT | {"action": INCIDENT["action"] | {"stopped_at_step": None}}
+    headline = "job train-1 failed on a bad batch; no update used it: batch.index_out_of_range (exit code 65)"
+    assert summarise([refused], END)[0] == headline
+    by_ranks = {"path": "/r/checkpoints/step-5", "updates_applied": 5, "committed": True, "finite": True, "format": "dcp"}
+    assert summarise([refused], replace(END, sealed=by_ranks))[0] == headline
+    nobody_wrote_it = refused | {"action": refused["action"] | {"checkpoint": None}}
+    assert summarise([nobody_wrote_it], replace(END, sealed=by_ranks))[0].startswith("job train-1 stopped before the bad batch was used")
 
 
 def in_form(form: str) -> list[str]:

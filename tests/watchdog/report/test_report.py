@@ -242,6 +242,9 @@ def test_what_was_done_names_all_that_stopped_or_the_others_that_were_freed() ->
     assert story(history(incidents=(some,)))[3].startswith("2 of 4 ranks stopped at step 5")
     freed = INCIDENT | {"action": action | {"policy": "rescue", "prevented": False, "ranks_stopped": [0, 2, 3]}}
     assert story(history(incidents=(freed,)))[3].startswith("The 3 other ranks were freed within 0.4 s, a checkpoint")
+    for checkpoint in (action["checkpoint"], None):  # said of both, so that it must not claim a save
+        told = facts_of(freed | {"action": freed["action"] | {"checkpoint": checkpoint}})
+        assert told["watchdog"] == "freed the ranks that had not failed, and asked them for what they held"
 
 
 def test_every_bound_of_the_contract_says_what_it_asks_for() -> None:

@@ -263,7 +263,7 @@ def _headline(incident: Incident, end: JobEnd) -> str:
         before = f"{incident.get('kind')} in attempt {incident.get('attempt')}"
         return f"job {end.job} finished in attempt {end.attempt} after {before} (exit code {end.exit_code})"
     if end.stopped_by_us:
-        what = "stopped before the bad batch was used" if action.get("prevented") else "stopped"
+        what = _how_we_stopped(action, end)
     elif action.get("policy") == "skip" and action.get("prevented"):
         what = "went on without the bad batch"
     elif action.get("policy") == "observe":
@@ -276,6 +276,16 @@ def _headline(incident: Incident, end: JobEnd) -> str:
         what = "failed" if end.exit_code else "ended"
     only = ", a warning" if incident.get("severity") == "warning" and what.endswith("nothing was changed") else ""
     return f"job {end.job} {what}: {incident.get('kind')}{only} (exit code {end.exit_code})"
+
+
+def _how_we_stopped(action: Mapping[str, Any], end: JobEnd) -> str:
+    """A bad batch that no order of all ranks has answered was found inside its step, or could not be left out: its rank has raised. One that was answered,
+    and whose daemon was gone before it could write so, is told by what its ranks have sealed.
+    """
+    if not action.get("prevented"):
+        return "stopped"
+    was_in_time = action.get("stopped_at_step") is not None or (end.sealed and not action.get("checkpoint"))
+    return "stopped before the bad batch was used" if was_in_time else "failed on a bad batch; no update used it"
 
 
 def _facts(incident: Incident, end: JobEnd) -> list[str]:
