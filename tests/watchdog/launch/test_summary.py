@@ -319,6 +319,31 @@ def test_where_nothing_was_saved_the_next_run_leaves_the_sample_out() -> None:
     assert lines[-3:] == ["  saved  no checkpoint was written", f"  again  {again}", "  more   watchdog timeline watchdog_runs/train-1"]
 
 
+KILLED = INCIDENT | {
+    "kind": "rank.died",
+    "summary": "rank 1, in step 5: killed by SIGKILL",
+    "batch": None,
+    "action": {"policy": "rescue", "prevented": False, "exit_code": None, "checkpoint": None},
+}
+
+
+def test_a_failure_after_which_no_checkpoint_is_there_says_so_and_how_to_begin_again() -> None:
+    end = replace(END, exit_code=1, stopped_by_us=False)
+    again = "  again  watchdog --policy stop torchrun --nproc-per-node 2 'my train.py'"
+    assert summarise([KILLED], end)[-3:-1] == ["  saved  no checkpoint was written", again]
+    without = summarise([KILLED], replace(end, unused_resume="/home/a/x"))
+    assert "  saved  no checkpoint was written" in without and again not in without
+    went_on = summarise([KILLED | {"attempt": 0}], replace(end, exit_code=0, attempt=1))
+    assert not any(line.startswith(("  saved", "  again")) for line in went_on)
+
+
+def test_a_failure_that_saved_nothing_names_the_checkpoint_of_an_earlier_attempt() -> None:
+    first, second = INCIDENT | {"kind": "rank.died", "attempt": 0}, KILLED | {"attempt": 1}
+    lines = summarise([first, second], replace(END, exit_code=1, stopped_by_us=False, attempt=1))
+    assert lines[-3] == "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified), in attempt 0"
+    assert lines[-2].startswith("  resume watchdog --policy stop --resume watchdog_runs/train-1/checkpoints/step-5 ")
+
+
 @pytest.mark.parametrize("kind", ["batch.index_out_of_range", "rank.exception"])
 def test_where_a_resumed_run_saved_nothing_the_next_one_goes_on_from_the_same_checkpoint(kind: str) -> None:
     unsaved = INCIDENT | {"kind": kind, "action": INCIDENT["action"] | {"checkpoint": None}}

@@ -147,10 +147,10 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     """Without the prefix that a terminal line carries."""
     if end.ranks_reported == 0:
         return _nobody_reported(end)
-    asked_for, found = _newest_asked_for(incidents), [found for found in incidents if found.get("kind") != "order.checkpoint"]
+    earlier, found = _newest_saved(incidents), [found for found in incidents if found.get("kind") != "order.checkpoint"]
     first = first_to_tell(found, ended_in=end.attempt if end.exit_code else None)
     if first is None or _is_only_asked_for(first, end):
-        lines = [_nothing_found(end), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_on_request(asked_for, end))]
+        lines = [_nothing_found(end), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_earlier(earlier, end))]
     elif end.recorded_by:
         lines = [_headline(first, end)]
     else:
@@ -158,7 +158,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
             _headline(first, end),
             *_facts(first, end),
             *([] if first.get("kind") in ("rank.hang", "rank.desync") else _stood_still(end)),
-            *_afterwards(first, end, asked_for, others=sum(not is_order(found) for found in incidents if found is not first)),
+            *_afterwards(first, end, earlier, others=sum(not is_order(found) for found in incidents if found is not first)),
         ]
     if end.recorded_by:
         lines.append(f"  more   the whole story is on node {end.recorded_by}, in {end.run_dir}")
@@ -191,11 +191,14 @@ def ended_by(signalled: str) -> str:
     return "interrupted (SIGINT, as by Ctrl-C)" if signalled == "SIGINT" else f"ended by {signalled} from outside"
 
 
-def _newest_asked_for(incidents: Sequence[Incident]) -> Mapping[str, Any]:
-    """The newest good checkpoint that somebody asked for while the job went on; nothing where there is none."""
-    made = [(found.get("action") or {}).get("checkpoint") or {} for found in incidents if found.get("kind") == "order.checkpoint"]
-    good = [checkpoint for checkpoint in made if checkpoint.get("committed") and checkpoint.get("finite", True)]
-    return max(good, key=lambda checkpoint: checkpoint.get("updates_applied", 0), default={})
+def _newest_saved(incidents: Sequence[Incident]) -> Incident:
+    """Of whose checkpoint the job could go on: asked for while it ran, or of an earlier attempt. The newest good one; empty where there is none."""
+    good = [found for found in incidents if (made := _checkpoint_of(found)).get("committed") and made.get("finite", True)]
+    return max(good, key=lambda found: _checkpoint_of(found).get("updates_applied", 0), default={})
+
+
+def _checkpoint_of(incident: Incident) -> Mapping[str, Any]:
+    return (incident.get("action") or {}).get("checkpoint") or {}
 
 
 def _sealed_by_ranks(end: JobEnd) -> list[str]:
@@ -206,11 +209,13 @@ def _sealed_by_ranks(end: JobEnd) -> list[str]:
     return [saved, *_resume_lines(end.sealed, end)]
 
 
-def _saved_on_request(checkpoint: Mapping[str, Any], end: JobEnd) -> list[str]:
+def _saved_earlier(found: Incident, end: JobEnd) -> list[str]:
     """And how to go on from it, where the job did not come to its own end."""
+    checkpoint = _checkpoint_of(found)
     if not checkpoint:
         return []
-    saved = f"  saved  {one_line(as_typed(checkpoint['path'], end.here))} ({checkpoint_state(checkpoint)}), on request"
+    when = "on request" if found.get("kind") == "order.checkpoint" else f"in attempt {found.get('attempt', 0)}"
+    saved = f"  saved  {one_line(as_typed(checkpoint['path'], end.here))} ({checkpoint_state(checkpoint)}), {when}"
     return [saved, *(_resume_lines(checkpoint, end) if end.exit_code else ())]
 
 
@@ -308,21 +313,24 @@ def _where(bound: Mapping[str, Any], here: str) -> str:
     return " ".join(part for part in (bound.get("op") or "", module, source) if part)
 
 
-def _afterwards(incident: Incident, end: JobEnd, asked_for: Mapping[str, Any], *, others: int) -> list[str]:
+def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: int) -> list[str]:
     """What was saved, and what a person can type next."""
-    checkpoint = (incident.get("action") or {}).get("checkpoint") or (end.stopped_by_us and end.sealed) or {}
+    checkpoint = _checkpoint_of(incident) or (end.stopped_by_us and end.sealed) or {}
     path = as_typed(checkpoint.get("path") or "", end.here)
+    says_so_itself = str(incident.get("kind")).startswith(("loss.", "grad."))  # from where to go on
+    before = [] if path or says_so_itself else _saved_earlier(earlier, end)
+    failed = bool(end.exit_code) and (incident.get("action") or {}).get("policy") == "rescue"
     lines = []
     if path:
         lines.append(f"  saved  {one_line(path)} ({checkpoint_state(checkpoint)})")
-    elif end.stopped_by_us:
+    elif not before and (end.stopped_by_us or failed):
         lines.append("  saved  no checkpoint was written")
-        if end.quarantine and not end.resumed:
+        if not end.resumed and (end.quarantine or (failed and not end.unused_resume)):
             lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
     if path and checkpoint.get("committed") and not was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
         lines += _resume_lines(checkpoint, end)
-    if not path and not str(incident.get("kind")).startswith(("loss.", "grad.")):  # these say by themselves from where to go on
-        lines += _saved_on_request(asked_for, end) or _resumed_before(end)
+    if not path and not says_so_itself:
+        lines += before or _resumed_before(end)
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")
