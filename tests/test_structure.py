@@ -24,6 +24,7 @@ PURE = (
     "proto/torch_watchdog_proto/exit_codes.py",
     "proto/torch_watchdog_proto/frames.py",
     "proto/torch_watchdog_proto/names.py",
+    "proto/torch_watchdog_proto/sentences.py",
     "proto/torch_watchdog_proto/record.py",
     "proto/torch_watchdog_proto/rescue_words.py",
     "proto/torch_watchdog_proto/step_words.py",
@@ -74,6 +75,7 @@ PURE_IMPORTS = {
     *("torch_watchdog_proto.messages", "torch_watchdog_proto.envelopes", "torch_watchdog_proto.frames", "torch_watchdog_proto.record"),
     "torch_watchdog_proto.exit_codes",
     "torch_watchdog_proto.names",
+    "torch_watchdog_proto.sentences",
     *(
         "torch_watchdog_proto.rescue_words",
         "torch_watchdog_proto.step_words",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch_watchdog_agent.errors import BadBatchError
 from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Hold, Refused, Violation
+from torch_watchdog_proto.sentences import and_then
 from torch_watchdog_proto.stop.participant import GivenUp
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Holds:
 
     def refused(self, violation: Violation) -> bool:
         """The guard refuses an op inside the forward: the rank will raise. False where the job is only observed: then nothing is changed."""
-        return self._refuse(self._told(violation))
+        return self._refuse(self._told(violation), why="it was found inside its step, which cannot be left out any more")
 
     def _told(self, violation: Violation) -> Violation:
         """Of an evaluation's batch it is said that it is one: its sample 33 is not the training's."""
@@ -61,8 +62,9 @@ class Holds:
         violation = self._kept(batch, violation)
         clean = self._rank.guard.repaired(batch, checked) if self._is_gated() else None
         if clean is None:
-            self._refuse(violation)
-            raise _unanswered(violation, self._why_not())
+            why = self._why_not()
+            self._refuse(violation, why=why)
+            raise _unanswered(violation, why)
         self._promise(violation)
         return clean
 
@@ -71,8 +73,8 @@ class Holds:
         violation = self._told(violation)
         if self._is_gated() and self._rank.config.policy != "observe":
             self._promise(violation)
-        elif self._refuse(violation):
-            raise _unanswered(violation, self._why_not())
+        elif self._refuse(violation, why=(why := self._why_not())):
+            raise _unanswered(violation, why)
 
     def _kept(self, batch: object, violation: Violation) -> Violation:
         """With the batch on disk, for the report, for `watchdog replay` and for whoever mends the sample."""
@@ -125,16 +127,19 @@ class Holds:
             raise _unanswered(violation, "the node process cannot be reached")
         decision = rank.gate.hold(step, timeout_s)
         if isinstance(decision, GivenUp):
-            self._refuse(violation)
+            self._refuse(violation, why=decision.reason)
             rank.rescuer.at_nothing()  # its state is clean: nothing of the batch has been used
             raise _unanswered(violation, decision.reason)
         if rank.config.policy == "skip" and not decision.leaves:  # it does where too many steps were left out already
             rank.say(f"step {step}: {violation.summary}: left out on every rank")
 
-    def _refuse(self, violation: Violation) -> bool:
+    def _refuse(self, violation: Violation, *, why: str) -> bool:
+        """`why`: what keeps its step from being left out."""
         rank = self._rank
         if self._is_only_observed(violation):
             return False
+        if rank.config.policy == "skip":
+            violation = replace(violation, cause=and_then(violation.cause, f"it could not be skipped: {why}"))
         rank.history.note(f"step {rank.loop.step}: refused: {violation.summary}", level=2)
         rank.tell(Refused(rank=rank.identity.rank, step=rank.loop.step, micro_step=rank.loop.micro_step, violation=violation))
         rank.write_contract()

@@ -66,6 +66,24 @@ def test_a_batch_of_an_evaluation_is_told_as_one(tmp_path: Path, way: Callable[[
     assert [violation.cause for violation in rank.quarantined] == [told]
 
 
+NO_GATE_YET = "no update of this loop has come to a gate yet that could leave it out"
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (met, NO_GATE_YET),
+        (met_unread, NO_GATE_YET),
+        (met_in_the_forward, "it was found inside its step, which cannot be left out any more"),
+    ],
+)
+def test_a_batch_that_policy_skip_cannot_leave_out_says_why(tmp_path: Path, way: Callable[[Meeting], None], why: str) -> None:
+    rank: Any = Meeting(tmp_path, phase="train", policy="skip")
+    with pytest.raises(BadBatchError):
+        way(rank)
+    assert rank.told[0].violation.cause == f"It is. It could not be skipped: {why}."
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_only_observed_changes_nothing_and_is_said_once(tmp_path: Path, way: Callable[[Meeting], None]) -> None:
     rank = Meeting(tmp_path, phase="eval", policy="observe")

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_watchdog.job.incident import number
 from torch_watchdog_proto.names import spoken
+from torch_watchdog_proto.sentences import count
 
 __all__ = [
     "allowed_range",
@@ -119,11 +120,6 @@ def steps_told(steps: int, *, began: int | None, updates: int | None) -> str:
     if began and updates == began:
         return f"{words} (no update after the {began} that it began with)"
     return f"{words} (updates {began + 1} to {updates})" if began else f"{words} ({count(updates, 'update')})"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def as_our_fault(error: Exception) -> str:

@@ -95,11 +95,6 @@ class Casebook:
             policy="none" if noticed_only else self._policy,
         )  # fmt: skip
         made = build.from_violation(violation, place, prevented=found.how != "noticed")
-        if found.how == "refused" and self._policy == "skip":
-            made = build.with_reason(
-                made,
-                "it could not be skipped: it was found inside the step, or nothing legal can stand in for it (`watchdog contract` shows what is held)",
-            )
         self._keep(made)
         if found.how == "held":
             self._awaits_order(made)

@@ -15,6 +15,7 @@ from torch_watchdog.rules.sign import About, Sign
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 from torch_watchdog_proto.names import spoken
+from torch_watchdog_proto.sentences import and_then
 from torch_watchdog_proto.stop.events import NO_CHECKPOINT, Closed, why_no_more_skips
 from torch_watchdog_proto.stop.rescue import Ended
 
@@ -185,12 +186,7 @@ def rescued(found: Mapping[str, Any], rescue: Ended) -> dict[str, Any]:
 
 def with_reason(found: Mapping[str, Any], reason: str) -> dict[str, Any]:
     """The incident with more to its cause."""
-    return dict(found) | {"cause": _and_then(found["cause"], reason)}
-
-
-def _and_then(cause: str, more: str) -> str:
-    """Causes are sentences, or what could follow "because"."""
-    return f"{cause} {more[:1].upper()}{more[1:]}." if cause.endswith(".") else f"{cause}; {more}"
+    return dict(found) | {"cause": and_then(found["cause"], reason)}
 
 
 def with_affected(found: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, Any]:
