@@ -47,7 +47,7 @@ def test_a_resume_path_is_made_absolute_because_ranks_may_change_their_folder(tm
 
 def test_a_resume_path_that_is_not_there_is_refused_before_anything_starts() -> None:
     with pytest.raises(
-        ConfigError, match=f"--resume: must be the folder of a checkpoint.* there is none at {re.escape(str(Path.cwd()))}/runs/step-5"
+        ConfigError, match=f"--resume: must be the folder of a checkpoint.* there is none at {re.escape(str(Path.cwd()))}/runs/step-5$"
     ):
         load_config({"resume": "runs/step-5"})
 

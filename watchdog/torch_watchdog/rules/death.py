@@ -227,8 +227,18 @@ def _died(end: RankEnd, where: str, files: Files) -> Verdict:
         severity="critical",
         summary=f"{where}: killed by {name}" + (f", after {end.text}" if end.text else ""),
         cause=f"the process was ended by {name}" + (_SIGNAL_MEANINGS.get(end.signal or 0, "")),
-        fix=f"read the end of {files.log(end)}, and `dmesg` on {end.node} for the kernel's reason",
+        fix=_where_a_signal_came_from(end, files),
     )
+
+
+def _where_a_signal_came_from(end: RankEnd, files: Files) -> str:
+    """A process that is killed prints nothing about it, and native code may not either."""
+    by_kernel = f"`dmesg` on {end.node} for the kernel's reason"
+    if end.text or end.log:
+        return f"read the end of {files.log(end)}, and {by_kernel}"
+    if end.signal == signals.SIGKILL:
+        return f"look for what killed it: {by_kernel}, then the scheduler; what it printed before, if anything, is in {files.log(end)}"
+    return f"read the end of {files.log(end)}, if it printed anything, and {by_kernel}"
 
 
 _SIGNAL_MEANINGS: dict[int, str] = {
