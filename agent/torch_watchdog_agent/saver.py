@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Commit, Committed, Leave, Left, Saved, Saving, WriteCommitted
+from torch_watchdog_proto.sentences import count
 from torch_watchdog_proto.stop.order import files_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class Saver:
         self._rank.gate.done(commit.generation)
         self._rank.history.note(f"step {step}: {'checkpoint committed' if committed else 'no checkpoint'}: {commit.path}", level=0)
         if committed and not commit.leave and self._rank.identity.rank == 0:  # whoever reads the job's output has not asked for it
-            self._rank.say(f"checkpoint committed after {self._rank.loop.updates_applied} updates: {commit.path} ({commit.reason})")
+            self._rank.say(
+                f"checkpoint committed after {count(self._rank.loop.updates_applied, 'update')}: {commit.path} ({commit.reason})"
+            )
         if commit.leave:
             if commit.save and not committed:
                 self._rank.rescuer.at_nothing()

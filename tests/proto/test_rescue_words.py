@@ -49,9 +49,9 @@ class Run:
         word = Freed(rank=rank, generation=GENERATION, updates_applied=updates, holds="part", part=part, parts=parts, why="HSDP")
         self.keep(self.rescue.handle(FromRank(message=word), now=self.now))
 
-    def saved(self, rank: int, *, error: str | None = None, finite: bool = True) -> None:
-        path = "/run/checkpoints/step-7"
-        word = Saved(rank=rank, generation=GENERATION, updates_applied=7, path=path, format="dcp", finite=finite, error=error)
+    def saved(self, rank: int, *, updates: int = 7, error: str | None = None, finite: bool = True) -> None:
+        path = f"/run/checkpoints/step-{updates}"
+        word = Saved(rank=rank, generation=GENERATION, updates_applied=updates, path=path, format="dcp", finite=finite, error=error)
         self.keep(self.rescue.handle(FromRank(message=word), now=self.now))
 
     def committed(self, rank: int, error: str | None = None) -> None:
@@ -171,14 +171,15 @@ def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
     )
 
 
-def test_one_that_raises_alone_saves_what_it_held_before() -> None:
+@pytest.mark.parametrize(("updates", "told"), [(7, "7 updates"), (1, "1 update")])
+def test_one_that_raises_alone_saves_what_it_held_before(updates: int, told: str) -> None:
     run = Run(world=1)
     run.fail(0, waits=True)
-    run.freed(0)
-    run.saved(0)
+    run.freed(0, updates=updates)
+    run.saved(0, updates=updates)
     run.committed(0)
     assert run.kinds(0) == [Free, Rescue, WriteCommitted, Leave]
-    assert run.ended[0].reason == "rank 0 saved the state after 7 updates"
+    assert run.ended[0].reason == f"rank 0 saved the state after {told}"
 
 
 def test_one_that_raises_alone_in_the_middle_of_an_update_saves_nothing() -> None:

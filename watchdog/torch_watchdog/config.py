@@ -108,9 +108,8 @@ def _checked(check: Callable[[Any], Any], where: str, value: Any) -> Any:
     try:
         return check(value)
     except ValueError as error:
-        shown = (
-            "" if check in (_alert, _rules, _resume) else f", not {value!r}"
-        )  # a receiver's URL holds its secret; the others' errors show the value
+        # A receiver's URL holds its secret; the others' errors show the value.
+        shown = "" if check in (_alert, _rules, _resume) else f", not {value!r}"
         raise ConfigError(where, f"{error}{shown}") from None
 
 

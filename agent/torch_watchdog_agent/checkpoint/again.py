@@ -14,6 +14,7 @@ from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.manifest import Checkpoint, finished, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.identity import Identity
+from torch_watchdog_proto.sentences import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +50,7 @@ def newest_of_this_run(run_dir: Path, peers: Peers, *, loads: bool, needs_positi
     for path in map(Path, mine):
         if all(peers.gather(_is_whole(path, peers))):
             updates = read_manifest(path)["updates_applied"]
-            speaks(f"attempt {attempt} goes on from {path}, the newest good checkpoint of this run ({updates} updates)")
+            speaks(f"attempt {attempt} goes on from {path}, the newest good checkpoint of this run ({count(updates, 'update')})")
             return path
         speaks(f"attempt {attempt}: {path} is damaged, so it is not taken")
     return None

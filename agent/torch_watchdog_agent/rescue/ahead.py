@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, parameters_of
+from torch_watchdog_proto.sentences import count
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.window import WindowState
@@ -64,9 +65,7 @@ class Ahead:
         if not self.updates:
             return "no update had been applied yet"
         if self.windows_back and window.updates_at(self.windows_back) != self.updates:
-            return (
-                f"Python was {self.launched - self.updates} updates ahead of its device, and what that step began with is not kept so long"
-            )
+            return f"Python was {count(self.launched - self.updates, 'update')} ahead of its device, and what that step began with is not kept so long"
         if self.windows_back and self.opened != self.updates + 1:
             return "its device had not come to the start of the next step"
         if self.windows_back and (why := window.why_no_buffers(self.updates)):

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch_watchdog_proto.messages import Committed, Leave, RankMessage, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
+from torch_watchdog_proto.sentences import count
 from torch_watchdog_proto.stop.events import CheckpointFact, FromRank, RankGone, Tell, Tick
 from torch_watchdog_proto.stop.order import checkpoint_fact, files_of
 
@@ -195,7 +196,7 @@ class RescueCoordinator:
             freed = self._freed[rank]
             if freed.holds == "part" and freed.part < freed.parts:
                 split.setdefault((freed.updates_applied, freed.parts), {})[freed.part] = freed
-        complete = [parts for (_, count), parts in sorted(split.items()) if len(parts) == count]
+        complete = [parts for (_, whole_in), parts in sorted(split.items()) if len(parts) == whole_in]
         return [complete[0][part] for part in sorted(complete[0])] if complete else []
 
     def _why_nothing(self) -> str:
@@ -242,7 +243,7 @@ class RescueCoordinator:
         fact = checkpoint_fact(saved, saved.path, committed=finite, finite=finite, saved_by=ranks)
         how = "" if finite else ", which holds values that are not finite and must not be resumed from"
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} together"
-        return self._end(f"{who} saved the state after {saved.updates_applied} updates{how}", fact, now)
+        return self._end(f"{who} saved the state after {count(saved.updates_applied, 'update')}{how}", fact, now)
 
     # The end
 

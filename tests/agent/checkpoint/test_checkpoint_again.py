@@ -48,6 +48,11 @@ def taken(run: Path, peers: Peers = ALONE, *, loads: bool = True, needs_position
     return found, "\n".join(lines)
 
 
+def test_one_update_is_told_as_one(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    assert taken(tmp_path)[1].endswith("the newest good checkpoint of this run (1 update)")
+
+
 def test_nothing_saved_is_nothing_taken_and_nothing_said(tmp_path: Path) -> None:
     assert taken(tmp_path) == (None, "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,23 @@ def test_without_a_thread_the_rank_comes_free_at_once_and_says_that_it_saves_not
     with pytest.raises(SystemExit) as left:
         rescuer.at_boundary(in_window=False)
     assert left.value.code == 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("rank 0 lost another: RuntimeError: closed by peer", "this rank lost another: RuntimeError: closed by peer"),
+        ("rank 0: it fell", "this rank: it fell"),
+        ("rank 1: it lost rank 0", "rank 1: it lost rank 0"),
+    ],
+)
+def test_the_rank_that_is_told_is_not_named_as_another(tmp_path: Path, reason: str, told: str) -> None:
+    rank = Rank(tmp_path)
+    rescuer = Rescuer(rank, leave=lambda: None)  # type: ignore[arg-type]
+    assert rescuer.takes(replace(FREE, reason=reason)) and rank.heard.wait(20)
+    assert rank.said == [f"a rank has failed ({told}): this one applies no update any more"]
+    assert rescuer.why_alone() == f"a rank has failed: {told}"
+    assert rescuer.takes(Leave(generation=7))
 
 
 def test_a_save_that_an_order_had_begun_ends_before_the_rescue_may_write_under_its_name(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from torch_watchdog_proto.sentences import count
+
 __all__ = ["lines_of", "ranks_in_words", "title_of", "typed"]
 
 _TITLE_CHARS = 120
@@ -95,7 +97,7 @@ def _done(incident: Mapping[str, Any], exit_codes: Mapping[int, int]) -> str:
     code = action.get("exit_code")
     words = [] if code is None else [f"exit code {exit_codes.get(code, code)}"]
     if action.get("stopped_at_step") is not None:
-        words.append(f"{len(action.get('ranks_stopped') or ())} ranks stopped at step {action['stopped_at_step']}")
+        words.append(f"{count(len(action.get('ranks_stopped') or ()), 'rank')} stopped at step {action['stopped_at_step']}")
     elif action.get("policy") == "skip" and incident["status"] == "resolved":
         words.append("the step was left out, the training goes on")
     if checkpoint:

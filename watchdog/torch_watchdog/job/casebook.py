@@ -16,6 +16,7 @@ from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, Files, judge
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
+from torch_watchdog_proto.sentences import count
 from torch_watchdog_proto.stop.events import Closed, Found, Opened
 from torch_watchdog_proto.stop.rescue import Ended
 
@@ -154,7 +155,7 @@ class Casebook:
             f"this run has made no checkpoint that is known to be finite: resume from one of your own, from before step {found['step']} "
             "(`watchdog checkpoint` makes one at any time)"
             if newest is None
-            else f"resume from {newest['path']}, the newest checkpoint that is finite ({newest['updates_applied']} updates)"
+            else f"resume from {newest['path']}, the newest checkpoint that is finite ({count(newest['updates_applied'], 'update')})"
         )
         return found | {"fix": f"{found['fix'].rstrip('.')}; {way}"}
 

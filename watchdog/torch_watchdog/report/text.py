@@ -266,6 +266,6 @@ def _parting(loss: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     if loss["first_difference_at_step"] is None:
         return [*lines, f"the losses are the same in all {count(loss['common_steps'], 'common step')}"]
     one, two = loss["last_common_losses"]
-    where = "after {} updates" if by_updates else "at step {}"
-    parted, last = (where.format(loss[name]) for name in ("first_difference_at_step", "last_common_step"))
+    places = (loss[name] for name in ("first_difference_at_step", "last_common_step"))
+    parted, last = (f"after {count(place, 'update')}" if by_updates else f"at step {place}" for place in places)
     return [*lines, f"the losses part {parted}; {last} they are {_figure('', one)} and {_figure('', two)}"]
