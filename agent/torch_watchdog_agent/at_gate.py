@@ -89,7 +89,7 @@ class AtGate:
 
     def _what_stays(self) -> str:
         """What the loop itself has written to parameters by now, which cannot be taken back."""
-        changed = self._rank.window.hands.at_gate
+        changed = self._rank.window.hands.at_gate or self._rank.window.changed_in_step()
         if changed:
             self._rank.say(
                 f"the loop changes {changed} before its optimizer does: that much of this step stays, and it is not saved as good"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from torch_watchdog_proto.messages import Violation
 
-__all__ = ["AgentError", "BadBatchError", "text_of"]
+__all__ = ["AgentError", "BadBatchError", "of_a_lost_device", "text_of"]
+
+# After these no call of CUDA's succeeds in this process any more. Memory that ran out is none of them.
+_LOST = re.compile(r"CUDA error: (?!out of memory)")
 
 
 class AgentError(Exception):
@@ -44,3 +49,8 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - the user's own class
         return ""
+
+
+def of_a_lost_device(error: BaseException) -> bool:
+    """Whether the GPU is what failed: whoever asks it next hears the same, the training first of all."""
+    return _LOST.search(text_of(error)) is not None

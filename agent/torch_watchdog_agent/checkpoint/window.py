@@ -6,6 +6,7 @@ training loop once per window and does not synchronise with a device. State that
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections import deque
@@ -14,10 +15,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_watchdog_agent.checkpoint.buffers import Buffers
+from torch_watchdog_agent.checkpoint.habit import Habit, Written
 from torch_watchdog_agent.checkpoint.hands import Hands
 from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 from torch_watchdog_agent.checkpoint.rng import RngState
-from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState, inner_schedulers
+from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState, inner_schedulers, parameters_of
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import Reader
@@ -40,7 +42,7 @@ class WindowState:
         self._owners = _Owners(subjects)
         self._buffers: Buffers | None = None
         self.hands = Hands(subjects)
-        self._written: object = None  # how often the parameters had been, as the newest window opened
+        self._habit = Habit()
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
         self._end: _Moment | None = None  # of a pass over the data, until the next window opens
 
@@ -49,9 +51,9 @@ class WindowState:
         if self._subjects.generation != self._generation:
             self._follow()
         self._end = None
-        self._written = self._owners.written()
+        is_odd = self._habit.opened(self._owners.written())
         self.hands.opened()
-        self._kept.append(_moment(self._owners, updates=updates, place=place))
+        self._kept.append(_moment(self._owners, updates=updates, place=place, is_odd=is_odd))
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
 
@@ -64,11 +66,24 @@ class WindowState:
         """Whether the loop is behind the end of a pass, after so many updates, and its next pass has not begun: `windows_back=0` is that end then."""
         return self._end is not None and self._end.updates == updates and self._end.place == place
 
-    def why_touched(self) -> str:
-        """Why the parameters may not be any more what they were as the newest window opened, although no optimizer has stepped since; or nothing."""
-        if self._owners.written() != self._written:
-            return "its script itself has changed parameters, or an optimizer's groups, in the step at hand"
+    def why_touched(self, windows_back: int = 1) -> str:
+        """Why the parameters need not be those with which that window began, although no optimizer has stepped since; or nothing. Of a window that Python has
+        left behind only what was learned is known."""
+        if windows_back == 1 and (changed := self.changed_in_step()):
+            return f"its script itself has changed {changed} in the step at hand"
+        if len(self._kept) >= windows_back and self._kept[-windows_back].is_odd:
+            return "before the step at hand its parameters were written to otherwise than between any two before (for an evaluation on other weights, say)"
         return self.hands.why()
+
+    def why_unusual(self) -> str:
+        """Why the parameters behind an update need not be what they are between two steps, or nothing: by how often they were written to since its window
+        began."""
+        is_odd = self._habit.is_odd(self._owners.written())
+        return "its parameters were written to since its last step began, and not as between any two steps before" if is_odd else ""
+
+    def changed_in_step(self) -> str:
+        """What the script itself has changed since the newest window opened, before any optimizer; or nothing."""
+        return "" if self._habit.is_as_opened(self._owners.written()) else "parameters, or an optimizer's groups,"
 
     def restore(self, windows_back: int = 1, *, buffers: bool = True) -> None:
         """Put everything back to where it was when the window opened (1: the last one). May be called again."""
@@ -126,7 +141,8 @@ class WindowState:
         # Looking for the models may need a search through all objects: once, when an optimizer has stepped for the first time.
         models = self._subjects.models() if self._subjects.optimizers() else ()
         self._buffers = Buffers(models, max_bytes=self._max_buffer_bytes, say=self._say) if models else None
-        self._owners = _Owners(self._subjects)
+        self._owners = _Owners(self._subjects, models)
+        self._habit = Habit()
         self._generation = self._subjects.generation
 
 
@@ -151,9 +167,14 @@ def kept_schedules(state: TrainingState) -> Callable[[], bool]:
 class _Owners:
     """Whose namespaces a window changes. The objects are the user's to delete: they are held weakly."""
 
-    def __init__(self, subjects: Subjects) -> None:
+    def __init__(self, subjects: Subjects, models: Sequence[Any] = ()) -> None:
         self._optimizers = [weakref.ref(optimizer) for optimizer in subjects.optimizers()]
         self._others = [weakref.ref(item) for item in (*_all_schedulers(subjects), *subjects.scalers())]
+        from torch.nn.parameter import is_lazy
+
+        stepped = parameters_of(subjects.optimizers())
+        beside = {id(param): param for model in models for param in model.parameters() if id(param) not in stepped and not is_lazy(param)}
+        self._beside = [weakref.ref(param) for param in beside.values() if not param.is_inference()]
 
     def namespaces(self) -> list[Sequence[dict[str, Any]]]:
         """Of each object: of an optimizer its groups, none where the object is gone."""
@@ -166,10 +187,13 @@ class _Owners:
             found.append(() if item is None else (item.__dict__,))
         return found
 
-    def written(self) -> object:
-        """The optimizers' parameters: how many there are, and how often they have been written to in place, by torch's own count."""
-        groups = [group for ref in self._optimizers if (optimizer := ref()) is not None for group in optimizer.param_groups]
-        return [(len(group["params"]), sum(map(_version_of, group["params"]))) for group in groups]
+    def written(self) -> Written:
+        """The optimizers' parameters, and those that the models have besides (a momentum encoder's): how many there are, and how often they have been written
+        to in place, by torch's own count."""
+        lists = [group["params"] for ref in self._optimizers if (optimizer := ref()) is not None for group in optimizer.param_groups]
+        if self._beside:
+            lists.append([param for ref in self._beside if (param := ref()) is not None])
+        return sum(map(len, lists)), sum(map(_version_of, itertools.chain(*lists)))
 
 
 class _Moment(NamedTuple):
@@ -180,6 +204,7 @@ class _Moment(NamedTuple):
     rng: RngState
     updates: int
     place: Place
+    is_odd: bool  # what came before it is not known
 
     def put_back(self) -> None:
         for living, kept in self._pairs():
@@ -196,9 +221,9 @@ class _Moment(NamedTuple):
         return [pair for living, kept in both for pair in zip(living, kept, strict=False)]  # groups may have been added since
 
 
-def _moment(owners: _Owners, *, updates: int = 0, place: Place = START) -> _Moment:
+def _moment(owners: _Owners, *, updates: int = 0, place: Place = START, is_odd: bool = False) -> _Moment:
     kept = [list(map(_kept_namespace, of_one)) for of_one in owners.namespaces()]
-    return _Moment(owners, kept, RngState.capture(), updates, place)
+    return _Moment(owners, kept, RngState.capture(), updates, place, is_odd)
 
 
 def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from torch_watchdog_agent.config import PID_MARK, AgentConfig
-from torch_watchdog_agent.errors import BadBatchError, text_of
+from torch_watchdog_agent.errors import BadBatchError, of_a_lost_device, text_of
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.ending import Ending, hear_exits
@@ -64,7 +64,7 @@ def guarded(name: str, *, at_end: bool = False) -> Callable[[Callable[_P, _R]], 
     """Wraps the body of a hook: None where it is off. Never put the user's own call inside.
 
     What a handler of a signal raises in the middle of it is the script's (torch's own says so that a loader's worker has died), and passes; not `at_end`,
-    when an error is on its way already, which must come first.
+    when an error is on its way already, which must come first. A GPU that is lost says so to the training itself.
     """
 
     def wrap(body: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -85,7 +85,8 @@ def guarded(name: str, *, at_end: bool = False) -> Callable[[Callable[_P, _R]], 
                     raise
                 off = True
                 turned_off(name)
-                _say(f"the {name} hook turned itself off ({type(error).__name__}: {error}); training goes on")
+                if not of_a_lost_device(error):
+                    _say(f"the {name} hook turned itself off ({type(error).__name__}: {error}); training goes on")
                 return None
 
         return guarded_body

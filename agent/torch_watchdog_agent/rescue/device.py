@@ -234,7 +234,7 @@ def of_this_process(parameter: Any, shared: memoryview | None) -> DeviceGate | N
 def abort_groups(say: Callable[[str], None]) -> None:
     """Breaks every collective of this process, so that its training thread comes back. Only once nothing can be poisoned any more."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
-    if module is None:
+    if module is None or not module.is_initialized():
         return
 
     def abort() -> None:

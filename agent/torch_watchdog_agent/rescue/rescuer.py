@@ -289,11 +289,7 @@ class Rescuer:
         with self._changed:
             launching = self._phase == "update" and not self._standing
             half = self._window.most_steps > 1
-            missing = (
-                self._window.missing(state.optimizers)
-                if self._phase == "after" and not ahead.windows_back
-                else self._why_touched(windows_back=ahead.windows_back)
-            )
+            missing = self._missing(state) if self._phase == "after" and not ahead.windows_back else self._why_touched(ahead.windows_back)
         if launching:
             return "nothing", "its update was being launched, and a half step is never saved"
         if half:
@@ -334,18 +330,24 @@ class Rescuer:
                 return "nothing", "its update was under way, and a half step is never saved"
             if self._rank.saver.busy and not self._standing:
                 return "nothing", "it was still writing a checkpoint of all ranks"
-            missing = self._window.missing(state.optimizers) if self._phase == "after" else self._why_touched()
+            missing = self._missing(state) if self._phase == "after" else self._why_touched()
             if missing:
                 return "nothing", f"{missing}, and a half step is never saved"
         if not self._rank.loop.updates_applied:
             return "nothing", "no update had been applied yet"
+        if not state.optimizers and self._rank.config.resume:
+            return "nothing", "no update had been applied since the checkpoint that it resumed"
         return self._shares(state)
 
-    def _why_touched(self, *, windows_back: int = 0) -> str:
-        """By the script itself. Of a window that Python has left behind only what was learned is known."""
-        if self._phase == "window" and windows_back <= 1:
-            return self._rank.window.why_touched()
-        return self._rank.window.hands.why() if windows_back else ""
+    def _missing(self, state: Any) -> str:
+        """What of its newest update may be still to come."""
+        return self._window.missing(state.optimizers) or self._rank.window.why_unusual()
+
+    def _why_touched(self, windows_back: int = 0) -> str:
+        """By the script itself."""
+        if self._phase == "window" or windows_back:
+            return self._rank.window.why_touched(max(windows_back, 1))
+        return ""
 
     def _shares(self, state: Any) -> tuple[Holds, str]:
         if why := why_unknown():

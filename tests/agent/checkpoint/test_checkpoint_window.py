@@ -340,6 +340,94 @@ def test_what_the_script_itself_changes_in_a_window_is_noticed_at_any_time(chang
     assert "its script itself has changed parameters" in window.why_touched()
 
 
+def test_a_momentum_encoder_that_begins_late_is_noticed_by_count() -> None:
+    """In no optimizer, and in the model: it is saved with it."""
+    model = nn.ModuleDict({"query": nn.Linear(4, 4), "key": nn.Linear(4, 4).requires_grad_(False)})
+    optimizer = torch.optim.SGD(model["query"].parameters(), lr=0.1)
+    window = window_of(model, optimizer)
+    for number in range(12):
+        window.opened()
+        model["query"](torch.ones(2, 4)).sum().backward()
+        if number >= 8:
+            assert not window.changed_in_step()
+            with torch.no_grad():
+                model["key"].weight.mul_(0.9)
+            assert window.changed_in_step() and window.why_touched()
+        window.hands.look(at_gate=True)
+        optimizer.step()
+
+
+def swapped(model: nn.Module) -> None:
+    """An evaluation on averaged weights, as torch counts it."""
+    with torch.no_grad():
+        model.weight.copy_(torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("evaluates_every", [100, 3])
+@pytest.mark.parametrize("own_writes", [0, 2])
+def test_an_evaluation_on_other_weights_is_not_taken_for_the_state_behind_an_update(own_writes: int, evaluates_every: int) -> None:
+    """The loop's own writes behind its update, a clipping of weights say, belong to the step."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    window = window_of(model, optimizer)
+    for number in range(13):
+        window.opened()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        for written in range(own_writes):
+            assert window.why_unusual() or number < 3, (number, written)
+            with torch.no_grad():
+                model.weight.clamp_(-1, 1)
+        if number % evaluates_every == 0:
+            assert not window.why_unusual()
+            swapped(model)
+            assert window.why_unusual() or number < 3
+            swapped(model)
+    assert not window.why_unusual()
+    swapped(model)
+    window.opened()  # as the first batch of an evaluation opens one in a loop that does not say that it evaluates
+    assert "an evaluation on other weights" in window.why_touched()
+    window.opened()
+    assert not window.why_unusual()  # an update that is left out
+
+
+def test_where_the_number_of_writes_differs_from_step_to_step_nothing_is_odd() -> None:
+    model = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    window = window_of(model, optimizer)
+    for number in range(40):
+        window.opened()
+        assert not window.why_touched()
+        optimizer.zero_grad()
+        for layer in list(model)[: 1 + number * number % 7 % 3 + number % 2]:
+            layer(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        assert not window.why_unusual()
+
+
+def flipped(values: torch.Tensor) -> None:
+    values[0, 0].neg_()
+
+
+def zeroed(values: torch.Tensor) -> None:
+    values[values.abs() == values.abs().min()] = 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("change", [flipped, zeroed])
+def test_a_small_change_of_one_element_in_many_is_seen(change: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Embedding(1000, 1000).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    window = window_of(model, optimizer)
+    window.opened()
+    window.hands.look()
+    assert not window.hands.in_step
+    change(model.weight.data)
+    window.hands.look()
+    assert window.hands.in_step == "weight"
+
+
 @pytest.mark.parametrize("puts_back", [False, True])
 def test_a_loop_that_changes_parameters_where_torch_does_not_count_it_is_learned_by_their_content(puts_back: bool) -> None:
     """Adversarial training puts them back before its update, a momentum encoder does not."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,17 +38,24 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_how_far_the_device_was_is_read_from_the_ring_of_a_rank_that_was_killed(tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """Where rings lie: a driver takes no memory of a file on a disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_how_far_the_device_was_is_read_from_the_ring_of_a_rank_that_was_killed(shm: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, str(shm)], capture_output=True, text=True, timeout=120, check=False)
     assert run.stdout, run.stderr
-    rings = RingFolder(tmp_path, is_alive=lambda pid: False, say=print)
+    rings = RingFolder(shm, is_alive=lambda pid: False, say=print)
     rings.poll()
     assert rings.updates_on_device(int(run.stdout)) == 5
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_copy_that_never_ends_is_given_up_and_the_gate_opens_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    ring = Recorder(tmp_path, rank=0, attempt=0, world_size=1, local_world_size=1)
+def test_a_copy_that_never_ends_is_given_up_and_the_gate_opens_again(shm: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    ring = Recorder(shm, rank=0, attempt=0, world_size=1, local_world_size=1)
     gate = device.DeviceGate(torch.device("cuda", 0), ring.device_words if shared else None)
     values = torch.arange(5.0, device="cuda")
     gate.before_update(1)

@@ -339,7 +339,8 @@ class Attempt:
 
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
         rescue = self._rescues.ended
-        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and self._failures.culprit_is_known)
+        told = self._failures.culprit_is_known and not self._failures.awaits_log
+        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and told)
         first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):

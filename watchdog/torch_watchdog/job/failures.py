@@ -31,6 +31,7 @@ __all__ = ["FailureWatch"]
 SLOW_TEARDOWN_S = 10.0  # for the culprit's own word, while every word so far only blames a peer
 HEARD_LATE_S = 2.0  # a rank on a busy machine may die of a signal before its launch, which got the same one, comes to look at it
 _MAX_LOG_LINES = 400
+_ASSERTED, _PRINTED = "device-side assert", "Assertion `"
 
 
 class FailureWatch:
@@ -185,6 +186,11 @@ class FailureWatch:
     def culprit_is_known(self) -> bool:
         """Whether some rank's failure is its own, so that no earlier one need be waited for long; or whom the others waited for."""
         return any(not self.is_victim(end.pid) for end in self._failed()) or (self._asked <= self._stacks.keys() and bool(self._late()))
+
+    @property
+    def awaits_log(self) -> bool:
+        """Whether a rank has met an assertion on its GPU, and what that has printed, which its node reads, is still to come."""
+        return any(_ASSERTED in end.text and _PRINTED not in end.log and end.pid not in self._ended for end in self._failed())
 
     def _begin(self, now: float) -> None:
         self._since = now if self._since is None else self._since

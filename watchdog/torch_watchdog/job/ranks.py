@@ -120,11 +120,14 @@ class RankState:
         return self.updates_applied + (updates if step > reported else -updates)
 
     def step_on_device(self, updates: int | None) -> int | None:
-        """Which step a device was in that had done so many updates, Python being ahead of it; None where that is not known."""
+        """Which step a device was in that had done so many updates, Python being ahead of it; None where that is not known. In none whose batch had not
+        been handed over: a device that fails may count the update behind its failure, too.
+        """
         if updates is None or self.last_step is None:
             return None
-        newest_first = range(self.last_step + 1, max(-1, self.last_step - _MAX_AHEAD), -1)
-        return next((step for step in newest_first if self.updates_before(step) == updates), None)
+        newest = self.last_step if self.seen_step is None else self.seen_step
+        newest_first = range(newest, max(-1, newest - _MAX_AHEAD), -1)
+        return next((step for step in newest_first if (self.updates_before(step) or 0) <= updates), None)
 
     def gone(self) -> None:
         self.alive, self.phase = False, "end"
