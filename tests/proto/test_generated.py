@@ -19,6 +19,7 @@ def test_the_committed_code_loads_under_the_installed_protobuf() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # it installs the compiler
 def test_generating_again_changes_nothing(tmp_path: Path) -> None:
     subprocess.run([PROTO / "generate.sh", tmp_path], check=True, timeout=600)
     made = sorted((tmp_path / "torch_watchdog_proto" / "v1").iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 
 from torch_watchdog.web.heat import COLUMNS, MAX_ROWS, HeatMap
 from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
@@ -95,3 +96,28 @@ def test_a_rank_number_beyond_all_sense_takes_no_memory() -> None:
     heat = HeatMap(0.0)
     heat.add("n", report(4_000_000_000), 0.5)
     assert heat.num_ranks == 0
+
+
+def test_a_column_as_wide_as_minutes_keeps_no_more_steps_than_a_narrow_one() -> None:
+    """Of a rank that does thousands a second."""
+    heat = HeatMap(0.0, column_s=1_000.0)
+    tracemalloc.start()
+    try:
+        most = max(held_after(heat, number / 10) for number in range(60))
+    finally:
+        tracemalloc.stop()
+    assert most < 3 << 20, "120,000 steps are 8 MB"
+    assert heat.window("step", 0, 0, 6.0).to_json()["cells"] == [[100.0]]
+
+
+def held_after(heat: HeatMap, now_s: float) -> int:
+    heat.add("n", NodeReport(seq=1, time_ns=1, steps=StepTable.of((of_many_steps(),))), now_s)
+    return tracemalloc.get_traced_memory()[0]
+
+
+def of_many_steps() -> StepBlock:
+    count = 2_000
+    return StepBlock(
+        rank=0, attempt=0, pid=1, first_record=1, step=tuple(range(count)), step_ns=(10**8,) * count, micro_step=(0,) * count,
+        loader_ns=(10**7,) * count, loss=tuple(number / 7 for number in range(count)), loss_known=(True,) * count,
+    )  # fmt: skip

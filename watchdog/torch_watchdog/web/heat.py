@@ -20,7 +20,7 @@ __all__ = ["COLUMNS", "METRICS", "HeatMap", "HeatWindow", "Row"]
 COLUMNS = 160
 MAX_RANKS = 65_536
 MAX_ROWS = 256
-_MAX_WAITING = 256  # reports
+_MAX_WAITING = 8_192  # steps: of a few fast ranks a column as wide as minutes holds many
 METRICS = {
     "step": ("step time", "ms"),
     "loader": ("waiting for data, per batch", "ms"),
@@ -89,7 +89,7 @@ class HeatMap:
         self._sums: _Array = numpy.zeros((len(METRICS), 0, COLUMNS), numpy.float32)
         self._counts: _Array = numpy.zeros((len(METRICS), 0, COLUMNS), numpy.float32)
         self._waiting: list[StepTable] = []
-        self._waiting_column = 0
+        self._waiting_column = self._waiting_steps = 0
 
     @property
     def num_ranks(self) -> int:
@@ -97,17 +97,18 @@ class HeatMap:
 
     def add(self, node: str, report: NodeReport, now_s: float) -> None:
         column, self.newest_s = self._column(now_s), now_s
-        if column != self._waiting_column or len(self._waiting) >= _MAX_WAITING:
+        if column != self._waiting_column or self._waiting_steps >= _MAX_WAITING:
             self._sum_up_waiting()
         self._waiting_column = column
         self._waiting.append(report.steps)
+        self._waiting_steps += max(len(report.steps.loss), len(report.steps.rank))
         for rank in report.steps.rank:
             if rank < MAX_RANKS:
                 self._know(rank, node)
 
     def _sum_up_waiting(self) -> None:
         """Many reports at once, all of one column: each by itself costs more than all the rest that is done with it."""
-        tables, self._waiting = self._waiting, []
+        tables, self._waiting, self._waiting_steps = self._waiting, [], 0
         ranks: _Array = numpy.array([rank for table in tables for rank in table.rank], numpy.int64)
         shown = ranks < MAX_RANKS
         for metric, total, count in _by_block(tables):
