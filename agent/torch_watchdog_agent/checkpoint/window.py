@@ -66,11 +66,8 @@ class WindowState:
         """Whether the loop is behind the end of a pass, after so many updates, and its next pass has not begun: `windows_back=0` is that end then."""
         return self._end is not None and self._end.updates == updates and self._end.place == place
 
-    def why_touched(self, windows_back: int = 1) -> str:
-        """Why the parameters need not be those with which that window began, although no optimizer has stepped since; or nothing. Of a window that Python has
-        left behind only what was learned is known."""
-        if windows_back == 1 and (changed := self.changed_in_step()):
-            return f"its script itself has changed {changed} in the step at hand"
+    def why_odd(self, windows_back: int = 1) -> str:
+        """Why the parameters in that window need not be those of a step's start, or nothing."""
         if len(self._kept) >= windows_back and self._kept[-windows_back].is_odd:
             return "before the step at hand its parameters were written to otherwise than between any two before (for an evaluation on other weights, say)"
         return self.hands.why()

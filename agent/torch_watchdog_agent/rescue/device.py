@@ -53,8 +53,8 @@ class DeviceGate:
         for call in (self._wait, self._write):
             call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
             call.restype = ctypes.c_int
-        self._words, self._address = _registered(driver, shared) or _pinned()
         self._device, self._beside = device, torch.cuda.Stream(device)
+        self._words, self._address = _registered(driver, shared) or _pinned()
         self._updates_on = torch.cuda.current_stream(device)
         self._is_capturing = torch.cuda.is_current_stream_capturing
         self.missed = False  # an update ran without the gate (a captured graph): from then on nothing is known

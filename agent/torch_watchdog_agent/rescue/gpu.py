@@ -84,11 +84,12 @@ class OnGpu:
         return self._gate is not None
 
     def step_of_failure(self) -> int | None:
-        """The loop's step that the device was in, by the update that it did last; None where that is not known. No CUDA call: the context may be gone."""
+        """The loop's step that the device was in, by the update that it did last (a dying device may count one more); None where that is not known. No CUDA
+        call: the context may be gone."""
         if self._gate is None:
             return None
         done = self._gate.done
-        return next((step for updates, step in self._steps if updates == done), None)
+        return next((step for updates, step in reversed(self._steps) if updates <= done), None)
 
     def is_busy(self) -> bool:
         """Whether the device waits: the next read of a result, `loss.item()` say, waits for the others as well."""

@@ -344,10 +344,10 @@ class Rescuer:
         return self._window.missing(state.optimizers) or self._rank.window.why_unusual()
 
     def _why_touched(self, windows_back: int = 0) -> str:
-        """By the script itself."""
-        if self._phase == "window" or windows_back:
-            return self._rank.window.why_touched(max(windows_back, 1))
-        return ""
+        """By the script itself. Once the update of the window at hand was launched, what has been written is no sign any more."""
+        if self._phase == "window" and windows_back <= 1 and (changed := self._rank.window.changed_in_step()):
+            return f"its script itself has changed {changed} in the step at hand"
+        return self._rank.window.why_odd(max(windows_back, 1)) if self._phase == "window" or windows_back else ""
 
     def _shares(self, state: Any) -> tuple[Holds, str]:
         if why := why_unknown():

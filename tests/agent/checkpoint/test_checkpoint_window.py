@@ -333,11 +333,11 @@ def test_what_the_script_itself_changes_in_a_window_is_noticed_at_any_time(chang
     for _ in range(20):
         window.opened()
         model(torch.ones(2, 4)).sum().backward()
-        assert not window.why_touched()
+        assert not window.changed_in_step()
         optimizer.step()
     window.opened()
     change(model, optimizer)
-    assert "its script itself has changed parameters" in window.why_touched()
+    assert window.changed_in_step()
 
 
 def test_a_momentum_encoder_that_begins_late_is_noticed_by_count() -> None:
@@ -352,7 +352,7 @@ def test_a_momentum_encoder_that_begins_late_is_noticed_by_count() -> None:
             assert not window.changed_in_step()
             with torch.no_grad():
                 model["key"].weight.mul_(0.9)
-            assert window.changed_in_step() and window.why_touched()
+            assert window.changed_in_step()
         window.hands.look(at_gate=True)
         optimizer.step()
 
@@ -386,7 +386,7 @@ def test_an_evaluation_on_other_weights_is_not_taken_for_the_state_behind_an_upd
     assert not window.why_unusual()
     swapped(model)
     window.opened()  # as the first batch of an evaluation opens one in a loop that does not say that it evaluates
-    assert "an evaluation on other weights" in window.why_touched()
+    assert "an evaluation on other weights" in window.why_odd()
     window.opened()
     assert not window.why_unusual()  # an update that is left out
 
@@ -397,7 +397,7 @@ def test_where_the_number_of_writes_differs_from_step_to_step_nothing_is_odd() -
     window = window_of(model, optimizer)
     for number in range(40):
         window.opened()
-        assert not window.why_touched()
+        assert not window.why_odd()
         optimizer.zero_grad()
         for layer in list(model)[: 1 + number * number % 7 % 3 + number % 2]:
             layer(torch.ones(2, 4)).sum().backward()
@@ -442,7 +442,7 @@ def test_a_loop_that_changes_parameters_where_torch_does_not_count_it_is_learned
         model["key"].weight.data.mul_(0.9)
         model["query"](torch.ones(2, 4)).sum().backward()
         window.hands.look()
-        assert window.hands.in_step == "key.weight" and "key.weight" in window.why_touched()
+        assert window.hands.in_step == "key.weight" and "key.weight" in window.why_odd()
         if puts_back:
             model["key"].weight.data.copy_(before)
         window.hands.look(at_gate=True)
@@ -460,4 +460,4 @@ def test_parameters_whose_content_cannot_be_looked_at_are_in_nobodys_way() -> No
         window.hands.look()
         window.hands.look(at_gate=True)
         optimizer.step()
-    assert not window.why_touched() and not window.hands.at_gate
+    assert not window.why_odd() and not window.hands.at_gate

@@ -20,7 +20,7 @@ __all__ = ["COLUMNS", "METRICS", "HeatMap", "HeatWindow", "Row"]
 COLUMNS = 160
 MAX_RANKS = 65_536
 MAX_ROWS = 256
-_MAX_WAITING = 8_192  # steps: of a few fast ranks a column as wide as minutes holds many
+_MAX_WAITING = 2_048  # steps: of a few fast ranks a column as wide as minutes holds many
 METRICS = {
     "step": ("step time", "ms"),
     "loader": ("waiting for data, per batch", "ms"),
