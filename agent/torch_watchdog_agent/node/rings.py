@@ -79,8 +79,9 @@ class RingFolder:
 
     def updates_on_device(self, pid: int) -> int | None:
         """How many updates the GPU of that rank, which has ended, had done; None where that is not known. Asked once of each."""
+        gone = self._updates_on_device.pop(pid, 0)
         known = [ring.updates_on_device() for ring in self._rings.values() if ring.header.pid == pid]
-        return max(known, default=0) or self._updates_on_device.pop(pid, 0) or None
+        return (max(known) if known else gone) or None
 
     def close(self) -> None:
         for name in tuple(self._rings):

@@ -142,6 +142,17 @@ def test_how_far_a_device_was_is_known_of_a_rank_that_is_gone(tmp_path: Path) ->
     assert rings.updates_on_device(ALIVE) is None
 
 
+def test_a_process_with_the_number_of_one_that_is_gone_has_not_its_device(tmp_path: Path) -> None:
+    living = set[int]()
+    first, rings = Rank(tmp_path, pid=DEAD), RingFolder(tmp_path, is_alive=living.__contains__, say=said.append)
+    DEVICE_WORD.pack_into(first.map, DEVICE_WORDS_AT + UPDATES_DONE * DEVICE_WORD.size, 30)
+    rings.poll()
+    living.add(DEAD)
+    Rank(tmp_path, rank=1, pid=DEAD).write(micro(0), done(0))
+    rings.poll()
+    assert rings.updates_on_device(DEAD) is None
+
+
 def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     rank, rings = Rank(tmp_path), folder_of(tmp_path)
     rank.write(micro(0), done(0))
