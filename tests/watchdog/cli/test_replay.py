@@ -85,3 +85,11 @@ def test_with_cuda_every_kernel_is_waited_for_and_nothing_is_doubted(bundle: Pat
 def test_a_torn_file_is_no_reason_to_stay_silent(bundle: Path) -> None:
     bundle.write_bytes(bundle.read_bytes()[:20])
     assert "second device" in replayed(bundle).stderr
+
+
+def test_a_launch_that_was_recorded_without_its_secrets_is_asked_for_them(bundle: Path) -> None:
+    script = str(bundle.parent.parent / "train.py")
+    (bundle.parent.parent / "job.json").write_text(json.dumps({"command": ["torchrun", script, "7", "--hf_token", "***"]}))
+    done = replayed(bundle)
+    assert done.returncode == 2 and "recorded without its secrets" in done.stderr
+    assert replayed(bundle, "--", script, "7", "--hf_token", "abcdef0123456789").returncode == 7

@@ -19,6 +19,7 @@ from torch_watchdog.launch.plan import (
     resume_command,
     sees_all_ranks,
     with_agent,
+    without_secrets,
 )
 
 NOW = datetime(2026, 1, 31, 23, 59, 58)
@@ -211,3 +212,31 @@ def test_each_machine_that_accelerate_starts_on_cpus_is_a_training_of_its_own_an
 )
 def test_the_number_of_ranks_is_read_where_the_line_says_it(line: str, number: int | None) -> None:
     assert ranks_asked_for(line.split(), {}) == number
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("torchrun train.py --hf_token abcdef0123456789 --lr 1", "torchrun train.py --hf_token *** --lr 1"),
+        ("torchrun train.py --hub-token=abcdef0123456789", "torchrun train.py --hub-token=***"),
+        ("env WANDB_API_KEY=0123456789abcdef torchrun train.py", "env WANDB_API_KEY=*** torchrun train.py"),
+        ("python train.py trainer.logger.api_key=0123456789abcdef", "python train.py trainer.logger.api_key=***"),
+        ("python train.py --db postgres://me:word@host/runs", "python train.py --db postgres://***@host/runs"),
+        ("python train.py hf_abcdefghijklmnopqrstuvwxyz", "python train.py ***"),
+        ("python train.py --password", "python train.py --password"),
+    ],
+)
+def test_a_command_is_recorded_without_its_secrets(line: str, shown: str) -> None:
+    assert " ".join(without_secrets(line.split())) == shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun train.py --max_tokens 16384000 --tokenizer bert-base-uncased --pad_token <|endoftext|> --use_auth_token True",
+        "python train.py --token --verbose data/long-name.json",
+        "accelerate launch train.py --token-dim 12345678 --data s3://bucket/key@2",
+    ],
+)
+def test_what_is_no_secret_is_recorded_as_it_was_typed(line: str) -> None:
+    assert " ".join(without_secrets(line.split())) == line

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from torch_watchdog.launch.plan import is_launcher
+from torch_watchdog.launch.plan import HIDDEN, is_launcher
 from torch_watchdog.launch.say import say
 from torch_watchdog.phrases import one_line
 from torch_watchdog.replay.plan import doubts, environment_of, script_of
@@ -44,6 +44,8 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
         say(f"a replay is one process: {Path(script[0]).name} is run without its launcher")
     if not script:
         raise click.UsageError("no script can be told from the launch of this bundle: say it after --, as `-- python train.py`")
+    if not given and any(HIDDEN in word for word in script):
+        raise click.UsageError(f"the launch of this bundle was recorded without its secrets ({HIDDEN}): say its script after --, with them")
     script = (sys.executable, *script) if script[0].endswith(".py") else script
     say(f"replay of {bundle.name} on the {'GPU' if cuda else 'CPU'}: {' '.join(script)[:200]}")
     for incident in recorded_for(bundle):

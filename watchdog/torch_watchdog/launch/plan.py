@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Literal, TypeAlias
 
 __all__ = [
+    "HIDDEN",
     "LaunchPlan",
     "is_by_accelerate",
     "is_job_name",
@@ -30,6 +31,7 @@ __all__ = [
     "sees_all_ranks",
     "starts_uncoupled_machines",
     "with_agent",
+    "without_secrets",
 ]
 
 AGENT_VARIABLE = "TORCH_WATCHDOG_AGENT"
@@ -55,6 +57,10 @@ LAUNCHER_MODULES = frozenset(
 _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # how many of us srun and mpirun have started
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SECRET_NAME = re.compile(r"(^|[-_.])(token|secret|password|passwd|(api|access|secret|private)[-_]?key)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"(?!-)[\w.~+/=-]{8,}")  # not `<pad>`, which is a token of another kind
+_BEARING = re.compile(r"\b(hf_|ghp_|github_pat_|glpat-|sk-)[\w-]{16,}|(?<=://)[^/@\s]+(?=@)")  # what shows by itself, and a URL's user
+HIDDEN = "***"
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
@@ -201,6 +207,20 @@ def ranks_asked_for(command: Sequence[str], environment: Mapping[str, str]) -> i
         return 1
     number = option(command, ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes", "--num_gpus"))
     return _number(number) if number and number.isdecimal() else None
+
+
+def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
+    """The command as it is recorded, sent and shown: `***` in the place of values that their names, or they themselves, call a secret."""
+    found = list(command)
+    for position, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if not _SECRET_NAME.search(name):
+            continue
+        if equals and _SECRET_VALUE.fullmatch(value):
+            found[position] = f"{name}={HIDDEN}"
+        elif not equals and name.startswith("-") and _SECRET_VALUE.fullmatch("".join(command[position + 1 : position + 2])):
+            found[position + 1] = HIDDEN
+    return tuple(_BEARING.sub(HIDDEN, word) for word in found)
 
 
 def option(command: Sequence[str], names: tuple[str, ...]) -> str | None:

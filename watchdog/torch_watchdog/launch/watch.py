@@ -21,7 +21,7 @@ from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.launch.places import here, open_ring_dir, open_runtime_dir
-from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_launcher, is_solo, options_to_resume, plan_launch
+from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_launcher, is_solo, options_to_resume, plan_launch, without_secrets
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
@@ -209,7 +209,7 @@ def _node_config(seat: Seat, command: Sequence[str], runtime_dir: Path, ring_dir
         node=seat.node,
         session=seat.session,
         policy=seat.config.policy,
-        command=tuple(command),
+        command=without_secrets(command),
         rules=seat.config.rules,
         max_skips=seat.config.max_skips,
         run_dir=seat.directory.root,
