@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ _KEEPER_NAME = "torch-watchdog"
 _EXIT_CODE_FIELD = 49  # of /proc/PID/stat after the command's name: field 52
 _STATE_FIELD, _PARENT_FIELD = 0, 1
 _KEEPER_PATIENCE_S = 3.0
+_ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class ProcessWatch:
         self._descriptors: dict[int, int] = {}
         self._keepers: dict[int, int] = {}  # rank's pid -> keeper's pid
         self._known: set[int] = set()
+        self._ended_badly: set[int] = set()
 
     def watch(self, pid: int) -> None:
         """From now on; a pid that is watched already, or was, changes nothing."""
@@ -58,6 +60,14 @@ class ProcessWatch:
         if descriptor is not None:
             with suppress(OSError):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+    def has_lost(self, pids: Iterable[int]) -> bool:
+        """Whether one of these has ended badly, or is about to: without its keeper, which the kernel ends it with, or on its way out."""
+        return any(pid in self._ended_badly or (pid in self._descriptors and self._is_lost(pid)) for pid in pids)
+
+    def _is_lost(self, pid: int) -> bool:
+        keeper = self._keepers.get(pid)
+        return _is_bad(_wait_status(pid)) or (keeper is not None and (parent_of(pid) != keeper or not is_alive(keeper)))
 
     async def settle(self, timeout_s: float) -> None:
         """Waits, within the limit, until every watched process has ended."""
@@ -98,6 +108,8 @@ class ProcessWatch:
             self._tell(pid, None)
 
     def _tell(self, pid: int, status: int | None) -> None:
+        if _is_bad(status):
+            self._ended_badly.add(pid)
         if status is None:
             self._on_end(Ended(pid=pid))
         elif os.WIFSIGNALED(status):
@@ -129,6 +141,13 @@ def _wait_status(pid: int) -> int | None:
     if fields is None or fields[_STATE_FIELD] not in ("Z", "X") or len(fields) <= _EXIT_CODE_FIELD:
         return None
     return int(fields[_EXIT_CODE_FIELD])
+
+
+def _is_bad(status: int | None) -> bool:
+    """A process that was asked to end may end by that signal."""
+    if not status:
+        return False
+    return not (os.WIFSIGNALED(status) and os.WTERMSIG(status) in _ASKED_TO_END)
 
 
 def parent_of(pid: int) -> int | None:

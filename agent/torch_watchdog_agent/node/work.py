@@ -29,7 +29,7 @@ from torch_watchdog_agent.node.stopped import StoppedRanks
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
-from torch_watchdog_proto.messages import Abandon, GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, StepBlock, StepTable
+from torch_watchdog_proto.messages import Abandon, GpuSample, NodeGoodbye, NodeReport, RankEvent, RankHello, Signalled, StepBlock, StepTable
 from torch_watchdog_proto.record import Note
 from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked, Release
 
@@ -185,6 +185,8 @@ class NodeWork:
 
     def _on_up(self, message: ControlUp) -> None:
         if isinstance(message, RankSaid):
+            if isinstance(message.message, Signalled) and self._has_lost_one(message.attempt):
+                return  # a launcher that has lost a rank sends it to the others, sooner than that end is told: nobody has preempted the job
             self.last_words.heard(message.message)
             self._on_failed(message)
             if isinstance(message.message, Looked):
@@ -193,6 +195,9 @@ class NodeWork:
             hello = message.message
             self._meet(hello.pid, hello.attempt, hello.rank)
         self._link.tell(message)
+
+    def _has_lost_one(self, attempt: int) -> bool:
+        return self._processes.has_lost(pid for pid, (number, _) in self._who.items() if number == attempt)
 
     def _on_failed(self, said: RankSaid) -> None:
         """What the CUDA runtime printed tells more than the exception: it must reach the daemon with it."""

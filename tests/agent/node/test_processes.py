@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -72,6 +73,42 @@ def test_a_zombie_is_not_alive() -> None:
         pass
     assert not is_alive(pid) and is_alive(os.getpid())
     os.waitpid(pid, 0)
+
+
+KEEPER = "import ctypes; ctypes.CDLL(None).prctl(15, b'torch-watchdog'); import os, sys, time\n"  # by its name is a keeper known
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_lost"),
+    [("rank by 9", True), ("rank by 15", False), ("keeper by 9", True), ("kept rank by 9", True), ("nobody", False)],
+)
+def test_a_rank_that_is_lost_is_known_before_its_end_is_told(ends: str, is_lost: bool) -> None:
+    """A launcher that has lost one sends the others SIGTERM at once: nobody has preempted the job."""
+    parent_code = (KEEPER if "kep" in ends or "keeper" in ends else "") + PARENT.format(child="time.sleep(60)")
+    with subprocess.Popen([sys.executable, "-c", parent_code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        rank = int(parent.stdout.readline())
+        try:
+            assert asyncio.run(lost_after(rank, parent.pid if ends.startswith("keeper") else rank, ends)) is is_lost
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+            parent.communicate(b"")
+
+
+async def lost_after(rank: int, killed: int, ends: str) -> bool:
+    watch = ProcessWatch(lambda _: None)
+    watch.watch(rank)
+    assert not watch.has_lost([rank])
+    if ends != "nobody":
+        os.kill(killed, signal.SIGTERM if ends.endswith("15") else signal.SIGKILL)
+    deadline = time.monotonic() + 20  # the loop does not run meanwhile: its end cannot have been told
+    while ends != "nobody" and is_alive(killed) and time.monotonic() < deadline:
+        pass
+    lost_before, _ = watch.has_lost([rank]), await watch.settle(0.2)
+    assert ends == "keeper by 9" or watch.has_lost([rank]) is lost_before
+    watch.close()
+    return lost_before
 
 
 @pytest.mark.parametrize("pid", [0, 1, -5])
