@@ -293,9 +293,9 @@ def test_the_rank_side_starts_without_torch_and_without_the_other_sides_librarie
     run_without(("torch", "numpy", *OF_THE_OTHER_SIDE), "import torch_watchdog_agent.bootstrap, torch_watchdog_agent.keeper")
 
 
-@pytest.mark.parametrize("package", ["hooks", "contract", "checkpoint", "recorder", "gate", "control"])
-def test_the_rank_side_loads_with_grpc_protobuf_and_the_like_absent(package: str) -> None:
-    run_without(OF_THE_OTHER_SIDE, f"load('torch_watchdog_agent.{package}')")
+def test_the_rank_side_loads_with_grpc_protobuf_and_the_like_absent() -> None:
+    packages = ("hooks", "contract", "checkpoint", "rescue", "recorder", "gate", "control")
+    run_without(OF_THE_OTHER_SIDE, f"[load('torch_watchdog_agent.' + package) for package in {packages}]")
 
 
 def test_a_launch_starts_without_what_only_other_commands_need() -> None:

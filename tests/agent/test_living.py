@@ -8,7 +8,7 @@ from torch import nn
 
 from torch_watchdog_agent.living import instances, instances_of
 
-SCANS = 20
+SCANS = 8
 
 
 class Mine(nn.Linear):

@@ -10,9 +10,8 @@ import models
 import pytest
 
 SAMPLE = (
-    "BertForMaskedLM", "BertForMultipleChoice", "LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "BartForConditionalGeneration",
-    "RobertaForSequenceClassification", "LongformerForTokenClassification", "M2M100ForConditionalGeneration", "FSMTForConditionalGeneration",
-    "LayoutLMv3ForTokenClassification", "ViTForImageClassification", "SEWForCTC",
+    "BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "LongformerForTokenClassification", "M2M100ForConditionalGeneration",
+    "ViTForImageClassification", "SEWForCTC",
 )  # fmt: skip
 CAUGHT = {"held", "refused", "named"}
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torch_watchdog.doctor import Finding, changes, examine
+from torch_watchdog.doctor import Finding, examine
 
 BIN = str(Path(sys.executable).parent)
 
@@ -51,8 +51,5 @@ def test_a_python_without_torch_is_a_warning_and_not_a_failure(tmp_path: Path) -
 
 
 def test_the_changes_of_a_launch_are_listed() -> None:
-    found = changes()
-    assert {"PYTHONPATH", "TORCH_WATCHDOG_AGENT"} <= set(found.variables)
-    assert "torch.optim.optimizer" in found.patches
     shown = run("--changes").stdout
-    assert all(name in shown for name in (*found.variables, *found.patches))
+    assert all(name in shown for name in ("PYTHONPATH", "TORCH_WATCHDOG_AGENT", "torch.optim.optimizer", "transformers.trainer"))
