@@ -73,3 +73,19 @@ def test_a_stop_that_has_saved_nothing_is_told_as_one_and_not_as_a_failure(
     found = {"kind": kind, "severity": "critical", "summary": "s", "action": {"exit_code": 1, "checkpoint": None}}
     assert conclude(Stopped(exit_code=1, incidents=(found,), has_lost_its_record=bool), 0, (), came=()) == 1  # type: ignore[arg-type]
     assert f"job j {words} (exit code 1)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ({"prevented": True, "stopped_at_step": 7}, "stopped by the watchdog: batch.index_out_of_range"),
+        ({"prevented": True, "stopped_at_step": None}, "failed on a bad batch: batch.index_out_of_range"),  # found inside its step
+        ({"prevented": False, "stopped_at_step": 7}, "stopped by the watchdog: batch.index_out_of_range"),
+    ],
+)
+def test_the_record_says_as_the_summary_does_whether_the_job_stopped_or_failed(action: dict[str, Any], reason: str) -> None:
+    written: list[str] = []
+    incident = {"kind": "batch.index_out_of_range", "severity": "error", "action": {**action, "policy": "stop", "exit_code": 65}}
+    told = Stopped(incidents=(incident,), quarantine=lambda: False, write_end=lambda _end, reason, **_: written.append(reason))
+    assert conclude(told, 0, (), came=()) == 65  # type: ignore[arg-type]
+    assert written == [reason]

@@ -23,7 +23,7 @@ from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plain import become, become_for, cannot_start, described
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
-from torch_watchdog.launch.summary import JobEnd, ended_by, left_behind, summarise
+from torch_watchdog.launch.summary import JobEnd, ended_by, has_failed_of_its_batch, left_behind, summarise
 from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog.phrases import count
@@ -260,8 +260,9 @@ def _reason(outcome: JobOutcome, status: int, end: JobEnd) -> str:
     if outcome.exit_code == EXIT_FAILED and not _was_stopped(outcome):
         return "failed"
     if outcome.exit_code is not None:
-        kinds = [str(incident.get("kind")) for incident in outcome.incidents if (incident.get("action") or {}).get("exit_code") is not None]
-        return f"stopped by the watchdog: {kinds[0] if kinds else 'on request'}"
+        ours = [one for one in outcome.incidents if (one.get("action") or {}).get("exit_code") is not None]
+        has_failed = bool(ours) and has_failed_of_its_batch(ours[0]["action"], end)
+        return f"{'failed on a bad batch' if has_failed else 'stopped by the watchdog'}: {ours[0].get('kind') if ours else 'on request'}"
     if end.signalled and status and all(map(is_order, outcome.incidents)):
         return ended_by(end.signalled)
     if os.WIFSIGNALED(status):

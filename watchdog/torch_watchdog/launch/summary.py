@@ -30,6 +30,7 @@ __all__ = [
     "JobEnd",
     "end_of",
     "ended_by",
+    "has_failed_of_its_batch",
     "left_behind",
     "left_by_ranks",
     "summarise",
@@ -283,14 +284,18 @@ def _headline(incident: Incident, end: JobEnd) -> str:
     return f"job {end.job} {what}: {incident.get('kind')}{only} (exit code {end.exit_code})"
 
 
-def _how_we_stopped(action: Mapping[str, Any], end: JobEnd) -> str:
+def has_failed_of_its_batch(action: Mapping[str, Any], end: JobEnd) -> bool:
     """A bad batch that no order of all ranks has answered was found inside its step, or could not be left out: its rank has raised. One that was answered,
     and whose daemon was gone before it could write so, is told by what its ranks have sealed.
     """
-    if not action.get("prevented"):
-        return "stopped"
-    was_in_time = action.get("stopped_at_step") is not None or (end.sealed and not action.get("checkpoint"))
-    return "stopped before the bad batch was used" if was_in_time else "failed on a bad batch; no update used it"
+    was_answered = action.get("stopped_at_step") is not None or (end.sealed and not action.get("checkpoint"))
+    return bool(action.get("prevented")) and not was_answered
+
+
+def _how_we_stopped(action: Mapping[str, Any], end: JobEnd) -> str:
+    if has_failed_of_its_batch(action, end):
+        return "failed on a bad batch; no update used it"
+    return "stopped before the bad batch was used" if action.get("prevented") else "stopped"
 
 
 def _facts(incident: Incident, end: JobEnd) -> list[str]:
