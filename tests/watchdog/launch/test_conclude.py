@@ -32,7 +32,7 @@ class Stopped:
             lambda: None,
             lambda *_, **__: None,
         )
-        self.restores, self.ranks_to_go_on = (lambda: True), tuple
+        self.restores, self.ranks_to_go_on, self.has_lost_its_record = (lambda: True), tuple, (lambda: False)
         vars(self).update(broken)
 
     def finish(self, *_: object) -> JobOutcome:
