@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torch_watchdog.job.events import Effect, NodeJoined, RankSpoke, SendOrder, Tick, WriteIncident
+from torch_watchdog.job.events import AppendEvent, Effect, NodeJoined, RankSpoke, SendOrder, Tick, WriteIncident
 from torch_watchdog.job.job import Job
 from torch_watchdog_proto import messages as m
 
@@ -63,6 +63,18 @@ def test_an_order_that_cannot_be_given_yet_is_given_once_every_rank_is_there() -
     run.hello(1)
     run.now += RETRY_S
     assert [type(order) for order in orders(run.handle(Tick()))] == [m.Prepare, m.Prepare]
+
+
+def test_while_another_order_is_open_it_is_asked_for_once_and_again_behind_it() -> None:
+    run = Run(policy="skip")
+    hold(run, 0, 5)
+    asked = run.say(m.Signalled(rank=0, signal=15))
+    assert [effect.event["kind"] for effect in asked if isinstance(effect, AppendEvent)] == ["rank.signalled", "order.refused"]
+    for _ in range(3):
+        run.now += RETRY_S
+        assert run.handle(Tick()) == ()
+    skipped(run, 1, 5)
+    assert asked_again(run) == [m.Prepare, m.Prepare]
 
 
 def test_a_job_that_is_only_observed_is_left_alone() -> None:

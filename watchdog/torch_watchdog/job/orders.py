@@ -81,8 +81,11 @@ class Orders:
         return 0 if self._coordinator is None else self._coordinator.next_generation()
 
     def tick(self, now: float) -> Iterable[Effect]:
-        """What is wanted is asked for again once that is due."""
-        return self.want(self._wanted, now) if self._wanted is not None and now >= self._retry_at else ()
+        """What is wanted is asked for again once that is due; not while another order is open, which refuses it, to be read each second."""
+        if self._wanted is None or now < self._retry_at:
+            return ()
+        self._retry_at = now + _RETRY_S
+        return () if self.is_open else self.want(self._wanted, now)
 
     def want(self, request: stop.StopRequested, now: float) -> Iterable[Effect]:
         """An order of a rule: asked again until it can be given, because another order may be under way."""
