@@ -374,4 +374,5 @@ class Rank:
         if self.config.replay is not None:
             self.say("the recorded batch went through forward, backward and update without an error")
             raise SystemExit(0)
+        self.window.hands.updated()
         self.rescuer.after_gate(window_closed=self.at_gate.go_on(number, applied=True))

@@ -38,9 +38,9 @@ class Habit:
         return is_odd
 
     def is_odd(self, written: Written) -> bool:
-        """Whether no step has ended as this one would now. An update that was left out writes nothing."""
+        """Whether no step has ended as this one would now, which is so of the first one. An update that was left out writes nothing."""
         since = 0 if self._opened is None else written[1] - self._opened[1]
-        return self._is_one and since != 0 and since not in self._seen
+        return len(self._seen) <= _MOST and since != 0 and since not in self._seen
 
     def is_as_opened(self, written: Written) -> bool:
         """Whether nothing was written to since the step began."""

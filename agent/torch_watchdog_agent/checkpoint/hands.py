@@ -7,28 +7,38 @@ those windows, which are traced steps in any case.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch_watchdog_agent.checkpoint.buffers import local_of
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
 __all__ = ["Hands"]
 
+_Mark: TypeAlias = tuple[float, float, int]  # of a parameter: its content, and how often it was written to by torch's own count
+
 _LEARNING_WINDOWS = 3
+_MOST_UPDATES = 8  # of one window that are looked at: where each parameter has an optimizer of its own there are hundreds
 
 
 class Hands:
-    """`in_step`: the parameter that a backward has met changed; `at_gate`: the one that the gate has. Empty where nothing is known of such."""
+    """`in_step`: the parameter that a backward has met changed; `at_gate`: the one that the gate has; `behind`: the one that was changed between an update and
+    the next window, uncounted. Empty where nothing is known of such."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects, self._windows_left = subjects, _LEARNING_WINDOWS
-        self.in_step = self.at_gate = ""
+        self.in_step = self.at_gate = self.behind = ""
         self._params: list[tuple[str, Any]] = []
         self._before: list[float] = []
+        self._updated: list[_Mark] = []  # behind the newest update
+        self._updates = 0  # of this window
 
     def opened(self) -> None:
         """A window begins. That of the first update has no optimizer yet, and teaches nothing."""
-        self._params, self._before = [], []
+        if self._updated:
+            both = zip(self._params, self._updated, self._marks(), strict=False)
+            changed = (name for (name, _), was, is_now in both if was != is_now and was[2] == is_now[2])
+            self.behind = self.behind or next(changed, "")
+        self._params, self._before, self._updated, self._updates = [], [], [], 0
         if self._windows_left and self._subjects.optimizers():
             self._windows_left -= 1
             self._params = _looked_at(self._subjects)
@@ -42,15 +52,22 @@ class Hands:
         """Before a backward, or at the gate."""
         if not self._before:
             return
-        now = self._content()
-        both = zip(
-            self._params, zip(self._before[::2], self._before[1::2], strict=True), zip(now[::2], now[1::2], strict=True), strict=False
-        )
+        both = zip(self._params, _pairs(self._before), _pairs(self._content()), strict=False)
         changed = next((name for (name, _), was, is_now in both if was != is_now), "")
         self.in_step = self.in_step or changed
         if at_gate:
             self.at_gate = self.at_gate or changed
-            self._params, self._before = [], []
+            self._before = []
+
+    def updated(self) -> None:
+        """An update has been applied. What else belongs to its step may be still to come (weights that are clipped through `.data`)."""
+        if self._params:
+            self._updates += 1
+            self._updated = self._marks() if self._updates <= _MOST_UPDATES else []
+
+    def _marks(self) -> list[_Mark]:
+        versions = [-1 if param.is_inference() else param._version for _, param in self._params]
+        return [(*content, version) for content, version in zip(_pairs(self._content()), versions, strict=False)]
 
     def _content(self) -> list[float]:
         try:
@@ -92,6 +109,10 @@ def _content(params: list[tuple[str, Any]]) -> list[float]:
             numbers = [number for _, param in kind for number in _norm_and_sum(local_of(param.detach()))]
             found += torch.stack(numbers).nan_to_num(nan=-1.0).tolist()  # of NaN, which equals nothing, one that does
     return found
+
+
+def _pairs(numbers: list[float]) -> list[tuple[float, float]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _norm_and_sum(values: Any) -> tuple[Any, Any]:

@@ -148,6 +148,12 @@ def is_on(scaler: Any) -> bool:
     return bool(getattr(scaler, "_enabled", True))
 
 
+def is_half_done(scaler: Any) -> bool:
+    """Whether an optimizer has stepped, or was kept from it, and the scaler's own `update()` is still to come."""
+    notes = getattr(scaler, "_per_optimizer_states", None) or {}
+    return any(getattr(one.get("stage"), "name", "") == "STEPPED" for one in list(notes.values()))
+
+
 def inner_optimizer(optimizer: Any) -> Any:
     """The optimizer under a wrapper such as accelerate's, which is an Optimizer itself and passes everything on."""
     from torch.optim import Optimizer

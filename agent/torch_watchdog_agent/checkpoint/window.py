@@ -74,7 +74,9 @@ class WindowState:
 
     def why_unusual(self) -> str:
         """Why the parameters behind an update need not be what they are between two steps, or nothing: by how often they were written to since its window
-        began."""
+        began, and by what the loop was seen to do there."""
+        if self.hands.behind:
+            return f"its loop itself changes {self.hands.behind} behind its update, and whether it had done so cannot be told"
         is_odd = self._habit.is_odd(self._owners.written())
         return "its parameters were written to since its last step began, and not as between any two steps before" if is_odd else ""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from torch_watchdog_agent.checkpoint.subjects import is_half_done
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.own_failure import OwnFailure
@@ -341,6 +342,8 @@ class Rescuer:
 
     def _missing(self, state: Any) -> str:
         """What of its newest update may be still to come."""
+        if any(map(is_half_done, state.scalers)):
+            return "its loss scaler had not been updated yet"
         return self._window.missing(state.optimizers) or self._rank.window.why_unusual()
 
     def _why_touched(self, windows_back: int = 0) -> str:

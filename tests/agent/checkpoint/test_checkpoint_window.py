@@ -375,13 +375,13 @@ def test_an_evaluation_on_other_weights_is_not_taken_for_the_state_behind_an_upd
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         for written in range(own_writes):
-            assert window.why_unusual() or number < 3, (number, written)
+            assert window.why_unusual(), (number, written)
             with torch.no_grad():
                 model.weight.clamp_(-1, 1)
         if number % evaluates_every == 0:
-            assert not window.why_unusual()
+            assert not window.why_unusual() or not number  # of the first step nobody knows what belongs to it
             swapped(model)
-            assert window.why_unusual() or number < 3
+            assert window.why_unusual()
             swapped(model)
     assert not window.why_unusual()
     swapped(model)
@@ -402,7 +402,7 @@ def test_where_the_number_of_writes_differs_from_step_to_step_nothing_is_odd() -
         for layer in list(model)[: 1 + number * number % 7 % 3 + number % 2]:
             layer(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        assert not window.why_unusual()
+        assert not window.why_unusual() or number < 10
 
 
 def flipped(values: torch.Tensor) -> None:
@@ -450,6 +450,28 @@ def test_a_loop_that_changes_parameters_where_torch_does_not_count_it_is_learned
         optimizer.step()
 
 
+@pytest.mark.parametrize("updates", [1, 2, 20])
+def test_what_a_loop_writes_behind_its_update_where_torch_does_not_count_it_is_learned_by_content(updates: int) -> None:
+    """WGAN's clipping of weights: before it the state behind an update is none that any step begins with."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for clips in (True, False):
+        window = window_of(model, optimizer)
+        for number in range(6):
+            window.opened()
+            assert not window.why_odd()
+            for _ in range(updates):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                window.hands.look(at_gate=True)
+                optimizer.step()
+                window.hands.updated()
+            said = window.why_unusual()
+            assert ("changes weight behind its update" in said) is (clips and updates < 20 and number > 0), number
+            if clips:
+                model.weight.data.clamp_(-0.01, 0.01)
+
+
 def test_parameters_whose_content_cannot_be_looked_at_are_in_nobodys_way() -> None:
     model = nn.ModuleDict({"query": nn.Linear(4, 4), "lazy": nn.LazyLinear(4)})
     model.register_parameter("small", nn.Parameter(torch.zeros(4, dtype=torch.float8_e4m3fn), requires_grad=False))
@@ -460,4 +482,5 @@ def test_parameters_whose_content_cannot_be_looked_at_are_in_nobodys_way() -> No
         window.hands.look()
         window.hands.look(at_gate=True)
         optimizer.step()
-    assert not window.why_odd() and not window.hands.at_gate
+        window.hands.updated()
+    assert not window.why_odd() and not window.hands.at_gate and not window.hands.behind

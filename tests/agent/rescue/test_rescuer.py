@@ -175,3 +175,30 @@ def test_an_evaluation_is_no_boundary_for_what_belongs_to_the_update_before_it(e
     assert isinstance(freed, Freed)
     assert ("its scheduler had not stepped yet" in freed.why) is evaluates
     assert rescuer.takes(Leave(generation=7))
+
+
+def test_between_a_scaled_step_and_its_scaler_s_update_nothing_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_watchdog_agent.rescue.rescuer.SETTLE_S", 0.0)
+    model = torch.nn.Linear(2, 2)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    rank: Any = Rank(tmp_path)
+    rank.subjects = Subjects()
+    rank.subjects.optimizer_seen(optimizer)
+    rank.subjects.scaler_seen(scaler)
+    rank.window = WindowState(rank.subjects, say=rank.say)
+    rescuer = Rescuer(rank, leave=lambda: None)
+    for updated in (True, True, False):
+        rank.window.opened(updates=5)
+        rescuer.at_hand_over(opens=True)
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        rescuer.at_gate(optimizer)
+        scaler.step(optimizer)
+        rescuer.after_gate(window_closed=True)
+        if updated:
+            scaler.update()
+            optimizer.zero_grad()
+    assert rescuer.takes(FREE)
+    assert rank.heard.wait(20)
+    ((freed, _),) = rank.told
+    assert freed.holds == "nothing" and "loss scaler had not been updated" in freed.why
+    assert rescuer.takes(Leave(generation=7))
