@@ -226,7 +226,8 @@ class Guard:
             elif checked.violation is None:
                 self._seen.took(news, leaves, seen, forms)
             if not (elsewhere or checked.needs_trace or checked.violation or checked.warnings):
-                self._readies.prepare(batch, checked, self._plans.of(signature, leaves, elsewhere)[0], self._seen.past_of)
+                with without_modes():  # the batch before may be on its tape still, and these tensors are not yet
+                    self._readies.prepare(batch, checked, self._plans.of(signature, leaves, elsewhere)[0], self._seen.past_of)
         elif len(elsewhere) == len(leaves) and not (news or checked.needs_trace or checked.violation or checked.warnings):
             if len(self._usual) >= MAX_PLANS:
                 self._usual.clear()

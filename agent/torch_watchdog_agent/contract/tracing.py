@@ -68,6 +68,7 @@ class Tracer:
     flights: dict[int, Flight] = field(default_factory=dict)
     ahead: int | None = None  # batches in hand, at the newest traced gate, that came after the newest one in use
     _newest_used: int = -1
+    _has_trained: bool = False  # on a batch in flight, since the last traced gate: what nothing has used tells nothing of the loop
     _noticed: set[str] = field(default_factory=set)
     _is_due: bool = False  # a gate has been passed where the trace could not end
 
@@ -109,6 +110,7 @@ class Tracer:
             return False
         self.mode, self._call, self._is_due = None, self.call, False
         self._newest_used = max((number for number in self.flights if number in mode.tape.used), default=self._newest_used)
+        self._has_trained |= mode.saw_backward and not mode.tape.used.isdisjoint(self.flights)
         done = {number: flight for number, flight in self.flights.items() if number in mode.tape.touched or flight.waits >= MAX_WAITS}
         waiting = [flight for number, flight in self.flights.items() if number not in done]
         self.flights = {}
@@ -128,7 +130,8 @@ class Tracer:
             self._is_due = True  # an optimizer that steps inside backward: autograd would bring a mode back that leaves here
             return
         numbers = tuple(self.flights)
-        if self.end() and self._newest_used >= 0:
+        if self.end() and self._has_trained:
+            self._has_trained = False
             self.ahead = sum(number > self._newest_used for number in numbers)
 
     def abandon(self) -> None:

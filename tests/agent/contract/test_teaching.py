@@ -92,3 +92,33 @@ def test_a_bad_batch_that_is_only_observed_teaches_nothing() -> None:
         checked = loop.guard.fetched(bad, indices=None, worker=None)
         assert checked.violation is not None
         ended(loop, checked, bad)
+
+
+@pytest.mark.parametrize("used_by", ["its step", "nobody"])
+def test_a_batch_that_an_evaluation_leaves_unused_puts_no_loop_ahead_of_its_batches(used_by: str) -> None:
+    """`for number, batch in enumerate(validation): if number == 2: break`."""
+
+    def train(model: nn.Module, batch: list[torch.Tensor]) -> None:
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    batches = [[torch.randint(0, 50, (4, 4)), torch.randint(0, 5, (4,))] for _ in range(9)]
+    loop = Loop(nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(16, 5)), train)
+    loop.train(batches[:5])
+    assert loop.guard.ahead == 0
+    assert not loop.guard.tracing
+    loop.model.eval()
+    for number, batch in enumerate(batches[5:8]):
+        loop.guard.handed_over(loop.guard.fetched(batch, indices=None, worker=None), batch)
+        assert loop.guard.tracing
+        if number < 2:
+            with torch.no_grad():
+                loop.model(batch[0])
+    loop.model.train()
+    checked = loop.guard.fetched(batches[8], indices=None, worker=None)
+    loop.guard.handed_over(checked, batches[8])
+    if used_by == "its step":
+        train(loop.model, batches[8])
+        assert loop.guard._tracer.mode is not None
+        assert checked.batch_id in loop.guard._tracer.mode.tape.used
+    loop.guard.step_ended()
+    assert loop.guard.ahead == 0
