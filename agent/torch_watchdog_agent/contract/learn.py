@@ -84,10 +84,11 @@ class Contract:
         """The rules that hold for batches of this structure, in the order in which the step meets them."""
         return sorted((rule for rule in self.rules.values() if rule.usable and structure in rule.structures), key=lambda rule: rule.order)
 
-    def learn(self, tape: Tape, lessons: Iterable[Lesson], *, whole: bool) -> list[Rule]:
-        """Take in one traced step; returns the rules that showed up. `whole`: it ran to its end, so that others were not needed."""
+    def learn(self, tape: Tape, lessons: Iterable[Lesson], *, unused: Sequence[Lesson] = (), whole: bool) -> list[Rule]:
+        """Take in one traced step; returns the rules that showed up. `whole`: it ran to its end, so that others were not needed. `unused`: of batches that
+        nothing has used, in the end: the step shows what others need, and nothing of these."""
         taught = {lesson.batch: lesson for lesson in lessons}
-        if not taught:
+        if not (taught or unused):
             return []
         self.traces += 1
         self.version += 1
@@ -97,10 +98,9 @@ class Contract:
             rule = self._met(tape, site, taught, ordinals)
             if rule is not None:
                 met.append(rule)
-        for lesson in taught.values():
-            self.traces_of[lesson.structure] += 1
-            if whole:
-                self._doubt_absent(lesson, met)
+        self.traces_of.update(lesson.structure for lesson in (*taught.values(), *unused))
+        for lesson in taught.values() if whole else ():
+            self._doubt_absent(lesson, met)
         self._note_flows(tape)
         self._note_tables()
         return met

@@ -141,9 +141,12 @@ class Tracer:
             self.mode.pop()
         self.mode, self.flights = None, {}
 
-    def _learn(self, tape: Tape, used: Mapping[int, Flight], *, whole: bool) -> None:
-        met = self.contract.learn(tape, [flight.lesson for flight in used.values()], whole=whole)
-        for flight in used.values():
+    def _learn(self, tape: Tape, done: Mapping[int, Flight], *, whole: bool) -> None:
+        used, unused = (
+            [flight.lesson for number, flight in done.items() if (number in tape.touched) is is_used] for is_used in (True, False)
+        )
+        met = self.contract.learn(tape, used, unused=unused, whole=whole)
+        for flight in done.values():
             for rule in flight.suspects:
                 if whole or rule in met:
                     rule.not_confirmed(flight.lesson.batch)

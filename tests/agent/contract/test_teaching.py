@@ -94,15 +94,22 @@ def test_a_bad_batch_that_is_only_observed_teaches_nothing() -> None:
         ended(loop, checked, bad)
 
 
-@pytest.mark.parametrize("used_by", ["its step", "nobody"])
-def test_a_batch_that_an_evaluation_leaves_unused_puts_no_loop_ahead_of_its_batches(used_by: str) -> None:
-    """`for number, batch in enumerate(validation): if number == 2: break`."""
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 4), nn.Linear(16, 5)
 
-    def train(model: nn.Module, batch: list[torch.Tensor]) -> None:
-        F.cross_entropy(model(batch[0]), batch[1]).backward()
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids).flatten(1))
 
-    batches = [[torch.randint(0, 50, (4, 4)), torch.randint(0, 5, (4,))] for _ in range(9)]
-    loop = Loop(nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(16, 5)), train)
+
+def train_one(model: nn.Module, batch: list[torch.Tensor]) -> None:
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+
+def left_early(batches: list[list[torch.Tensor]]) -> Loop:
+    """A loop that has learned, behind `for number, batch in enumerate(validation): if number == 2: break`."""
+    loop = Loop(Net(), train_one)
     loop.train(batches[:5])
     assert loop.guard.ahead == 0
     assert not loop.guard.tracing
@@ -114,11 +121,28 @@ def test_a_batch_that_an_evaluation_leaves_unused_puts_no_loop_ahead_of_its_batc
             with torch.no_grad():
                 loop.model(batch[0])
     loop.model.train()
+    return loop
+
+
+@pytest.mark.parametrize("used_by", ["its step", "nobody"])
+def test_a_batch_that_an_evaluation_leaves_unused_puts_no_loop_ahead_of_its_batches(used_by: str) -> None:
+    batches = [[torch.randint(0, 50, (4, 4)), torch.randint(0, 5, (4,))] for _ in range(9)]
+    loop = left_early(batches)
     checked = loop.guard.fetched(batches[8], indices=None, worker=None)
     loop.guard.handed_over(checked, batches[8])
     if used_by == "its step":
-        train(loop.model, batches[8])
+        train_one(loop.model, batches[8])
         assert loop.guard._tracer.mode is not None
         assert checked.batch_id in loop.guard._tracer.mode.tape.used
     loop.guard.step_ended()
     assert loop.guard.ahead == 0
+
+
+def test_a_batch_that_nothing_has_used_is_no_reason_to_doubt_what_others_need() -> None:
+    """Given up in a step of another optimizer, which needs no embedding: the critic's, of three steps for each batch."""
+    loop = left_early([[torch.randint(0, 50, (4, 4)), torch.randint(0, 5, (4,))] for _ in range(8)])
+    while loop.guard.tracing:
+        loop.model.head(torch.ones(1, 16)).sum().backward()
+        loop.guard.step_ended()
+    bad = [torch.full((4, 4), 99), torch.zeros(4, dtype=torch.int64)]
+    assert loop.guard.fetched(bad, indices=None, worker=None).violation is not None
