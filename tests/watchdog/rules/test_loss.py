@@ -33,6 +33,12 @@ def test_the_first_rank_is_told() -> None:
     assert (first.kind, first.origin, first.first.step) == ("loss.not_finite", 1, 5)
 
 
+def test_of_a_process_that_trains_alone_no_other_rank_and_no_all_reduce_is_told() -> None:
+    first = found(block(0, 5, loss=NAN), ranks=1)
+    assert first.cause == "the loss was nan at step 5: an update with it spoils every parameter"
+    assert first.fix.startswith("look at its batch")
+
+
 def test_all_ranks_at_once_are_told_without_one() -> None:
     first = found(block(0, 5, loss=NAN), block(1, 5, loss=math.inf))
     assert (first.origin, first.first.step) == (None, 5)

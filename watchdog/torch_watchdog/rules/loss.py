@@ -64,11 +64,13 @@ def _norms_of(block: StepBlock) -> Iterable[NotFinite]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first step in which a loss is no number, and whose it is there. `everywhere`: on all of several ranks, so that no single one is at fault."""
+    """The first step in which a loss is no number, and whose it is there. `everywhere`: on all of several ranks, so that no single one is at fault;
+    `alone`: there is one rank only."""
 
     first: NotFinite
     ranks: tuple[int, ...]
     everywhere: bool
+    alone: bool = False
 
     @property
     def kind(self) -> str:
@@ -108,16 +110,19 @@ class Divergence:
             return f"every rank's loss was not finite in the same step {self.first.step}: what the ranks share went wrong before, and no one rank's batch"
         if len(self.ranks) > 1:
             return f"the losses of {named(self.ranks)} were not finite at step {self.first.step}, the others' were: the all-reduce then spreads it"
+        if self.alone:
+            return f"the loss was {self.first.loss} at step {self.first.step}: an update with it spoils every parameter"
         return f"the loss of rank {self.first.rank} was {self.first.loss} at step {self.first.step}, before any other rank's: the all-reduce then spreads it"
 
     @property
     def fix(self) -> str:
         if self.first.is_gradient:
             return "look for a square root, logarithm or norm at 0 and for a division by a small number; train that part in float32"
+        whose = "its" if self.alone else "that rank's"
         return (
             "look at the steps before (learning rate, gradient norm, mixed precision) and at what all ranks take in, such as a shared table or weight"
             if self.everywhere
-            else "look at that rank's batch and at the step before (learning rate, gradient norm, mixed precision)"
+            else f"look at {whose} batch and at the step before (learning rate, gradient norm, mixed precision)"
         )
 
 
@@ -131,4 +136,4 @@ def first_of(found: Sequence[NotFinite], *, seen_steps: Mapping[int, int | None]
     if not all_seen and waited_s < patience_s(len(seen_steps)):
         return None
     ranks = tuple(sorted({one.rank for one in found if one.step == first.step and one.is_gradient == first.is_gradient}))
-    return Divergence(first=first, ranks=ranks, everywhere=len(ranks) > 1 and set(ranks) >= set(seen_steps))
+    return Divergence(first=first, ranks=ranks, everywhere=len(ranks) > 1 and set(ranks) >= set(seen_steps), alone=len(seen_steps) == 1)
