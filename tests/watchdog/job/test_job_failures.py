@@ -52,6 +52,7 @@ def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:
     run.hello(0)
     run.report(events=(ended(0, 1, exit_code=1), exception(0, 2, "KeyError: 'x'")))
     assert run.incidents[0]["evidence"]["exception"] == {"text": "KeyError: 'x'"}
+    assert "other rank" not in run.incidents[0]["cause"] + run.incidents[0]["fix"]  # there is none
 
 
 def test_a_rank_that_told_its_end_and_whose_status_nobody_could_read_has_ended_well() -> None:

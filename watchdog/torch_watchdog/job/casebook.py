@@ -237,7 +237,7 @@ class Casebook:
         place = self._place(now, ranks, origin, step=end.step, affected=sorted(others), policy="none")
         own = next(iter(self._folders.values()))
         files = Files(logs=f"{self._folders.get(end.node, own)}/logs", stacks=f"{own}/incidents/{place.incident_id}/stacks.txt")
-        verdict = judge(first, self._assertions, files)
+        verdict = judge(first, self._assertions, files, alone=not others)
         made = build.incident(
             place, kind=verdict.kind, severity=verdict.severity, summary=verdict.summary, cause=verdict.cause, fix=verdict.fix
         )

@@ -51,8 +51,8 @@ class Files:
         return f"{self.logs}/rank-{end.rank}.log"
 
 
-def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = Files()) -> Verdict:
-    """The kind and the words for the first failure. `known`: the catalogue of device-side assertions."""
+def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = Files(), *, alone: bool = False) -> Verdict:
+    """The kind and the words for the first failure. `known`: the catalogue of device-side assertions; `alone`: no other rank is known."""
     end = first.culprits[0]
     where = _where(first)
     if first.skipped:
@@ -79,7 +79,7 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = 
     by_worker = loader_death(end.text)
     if by_worker is not None:
         return _worker_died(end, where, by_worker)
-    return _raised(first, where, files)
+    return _raised(first, where, files, alone=alone)
 
 
 def _where(first: FirstFailure) -> str:
@@ -88,7 +88,7 @@ def _where(first: FirstFailure) -> str:
     return who + ("" if end.step is None else f", in step {end.step}")
 
 
-def _raised(first: FirstFailure, where: str, files: Files) -> Verdict:
+def _raised(first: FirstFailure, where: str, files: Files, *, alone: bool) -> Verdict:
     end, several = first.culprits[0], len(first.culprits) > 1
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     by_ddp = ddp_error(end.text)
@@ -97,14 +97,15 @@ def _raised(first: FirstFailure, where: str, files: Files) -> Verdict:
         if not end.text
         else "each raised this by itself"
         if several
-        else f"it raised this itself{_status_told(end.text)}, and no other rank is known to have failed before"
+        else f"it raised this itself{_status_told(end.text)}{'' if alone else ', and no other rank is known to have failed before'}"
     )
+    others = "" if alone else "; what any other rank raises follows from this one"
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
         severity="critical",
         summary=f"{where}: {end.text or status}{_at(end)}",
         cause=cause if by_ddp is None else by_ddp.cause,
-        fix=f"{_where_to_look(end, files)}; what any other rank raises follows from this one" if by_ddp is None else by_ddp.fix,
+        fix=_where_to_look(end, files) + others if by_ddp is None else by_ddp.fix,
     )
 
 
