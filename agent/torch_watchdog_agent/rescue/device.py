@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _WAIT_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 _REGISTER = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
+_LOST = frozenset({214, 220, 700, 702, 710, *range(714, 720)})  # errors of the driver after which the context is gone (cuda.h)
 _GATE, _BEGUN, _DONE, _OPENED = 0, 1, UPDATES_DONE, 3
 PROBE_S = 3.0
 STALL_S = 10.0  # for one tensor's copy, and what it takes at a tenth of the slowest bus besides
@@ -84,7 +85,8 @@ class DeviceGate:
             self._check(self._write(current_stream().cuda_stream, self._address + 4 * word, number, 0))
 
     def _check(self, status: int) -> None:
-        if status:
+        """Of a device that is lost the training's next call says so; the words tell still how far it had come."""
+        if status and status not in _LOST:
             raise RuntimeError(f"the CUDA driver refuses stream memory operations (error {status})")
 
     # Any thread; none of these is a CUDA call

@@ -222,3 +222,17 @@ def test_a_failure_on_a_device_that_ends_the_process_is_laid_to_the_step_of_the_
     run.report(of_six, events=(said, replace(ended(1, 2, signal=signal), updates_on_device=on_device)))
     run.wait(60)
     assert [(found["origin"]["rank"], found["step"]) for found in run.incidents] == [(1, step)]
+
+
+def test_so_it_is_where_python_had_noted_the_error_and_was_ended_before_it_could_tell_it() -> None:
+    """Seen on two H200s: SIGABRT of NCCL's own thread in the moment in which `loss.item()` raised."""
+    run = Run()
+    run.hello(0, 1)
+    said = replace(exception(1, 1, ASSERTED), kind="log", level="warning")
+    noted = exception(1, 1, "AcceleratorError: CUDA error: device-side assert triggered")
+    run.report(
+        replace(steps(1, 0, [1.0] * 6), updates_applied=tuple(range(1, 7))),
+        events=(said, noted, replace(ended(1, 2, signal=6), updates_on_device=4)),
+    )
+    run.wait(60)
+    assert [found["step"] for found in run.incidents] == [4]

@@ -78,8 +78,8 @@ class RankEnd:
 
     @property
     def died_of_its_device(self) -> bool:
-        """Whether native code ended the process for what its GPU had met, with no word of Python's."""
-        return self.on_device is not None and self.signal is not None and not self.text and bool(_OF_DEVICE.search(self.log))
+        """Whether native code ended the process for what its GPU had met, before Python could tell more than a note of it."""
+        return self.on_device is not None and self.signal is not None and not self.raised_ns and bool(_OF_DEVICE.search(self.log))
 
     @property
     def torn_down(self) -> bool:
