@@ -107,7 +107,7 @@ def test_the_same_lines_run_under_the_watchdog(name: str, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
 
 
-@pytest.mark.parametrize("name", ["watch", "step", "attach"])
+@pytest.mark.parametrize("name", ["watch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("step", "attach"))])
 def test_a_bad_batch_in_the_example_is_kept_from_the_model(name: str, tmp_path: Path) -> None:
     done = run(tmp_path, example_of(name), *WATCHDOG, BAD="6")
     assert done.returncode == 65, done.stderr

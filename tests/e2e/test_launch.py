@@ -69,9 +69,9 @@ def test_a_clean_run_is_the_same_with_and_without_the_watchdog(launcher: str, tm
     ("launcher", "end"),
     [
         pytest.param("python", ("--exit", "1"), marks=pytest.mark.slow),
-        ("python", ("--exit", "3")),
+        pytest.param("python", ("--exit", "3"), marks=pytest.mark.slow),
         ("python", ("--die-by", "15")),
-        ("python", ("--die-by", "9")),
+        pytest.param("python", ("--die-by", "9"), marks=pytest.mark.slow),
         pytest.param("torchrun", ("--exit", "3"), marks=pytest.mark.slow),
         ("torchrun", ("--die-by", "9")),
     ],
@@ -97,7 +97,7 @@ def test_a_launcher_that_restarts_its_ranks_does_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "number"),
     [
-        ("python", signal.SIGTERM),
+        pytest.param("python", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("python", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("torchrun", signal.SIGTERM, marks=pytest.mark.slow),
         ("torchrun", signal.SIGINT),
@@ -133,7 +133,7 @@ def test_a_signal_to_the_whole_process_group_ends_the_launch_as_it_ends_a_plain_
     assert shown[1] == shown[0] == (["signal 15\n"], 0)
 
 
-@pytest.mark.parametrize(("launcher", "code"), [("python", -signal.SIGINT), ("torchrun", 1)])
+@pytest.mark.parametrize(("launcher", "code"), [pytest.param("python", -signal.SIGINT, marks=pytest.mark.slow), ("torchrun", 1)])
 def test_ctrl_c_on_a_terminal_ends_a_training_as_it_ends_a_plain_one_and_is_told_in_one_line(
     launcher: str, code: int, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_bart_with_a_source_longer_than_its_positions_names_the_first_token_too_
     assert (incident["action"]["prevented"], incident["action"]["checkpoint"]["updates_applied"]) == (True, FIRST)
 
 
+@pytest.mark.slow
 def test_bart_whose_sources_vary_in_length_goes_on_without_one_that_is_too_long(tmp_path: Path) -> None:
     """Then it is known before the step that positions go by the length, and a shorter batch stands in."""
     ended = trained(tmp_path, "skip", "bart", "long", ragged=True)
@@ -126,9 +127,9 @@ def test_one_array_where_always_was_a_tensor_is_left_out_and_replay_shows_what_i
 @pytest.mark.parametrize(
     ("model", "fault", "kind", "key", "words"),
     [
-        ("layoutlmv3", "float", "batch.dtype", "bbox", ("float32", "embedding", ".long()")),
+        pytest.param("layoutlmv3", "float", "batch.dtype", "bbox", ("float32", "embedding", ".long()"), marks=pytest.mark.slow),
         ("layoutlmv3", "numpy", "batch.dtype", "bbox", ("NumPy array", "embedding", "as_tensor")),
-        ("losses", "dtype", "batch.dtype", "labels", ("float32", "cross_entropy", ".long()")),
+        pytest.param("losses", "dtype", "batch.dtype", "labels", ("float32", "cross_entropy", ".long()"), marks=pytest.mark.slow),
         ("losses", "shape", "batch.shape", "chance", ("(2,)", "binary_cross_entropy", "(2, 1)")),
     ],
 )

@@ -43,9 +43,9 @@ def seconds_to_free(run: Ended) -> float:
     [
         (("raise",), "rank.exception", ()),
         (("kill",), "rank.died", ()),
-        (("exit3",), "rank.exception", ()),
+        pytest.param(("exit3",), "rank.exception", (), marks=pytest.mark.slow),
         pytest.param(("exit3-now",), "rank.exception", (), marks=pytest.mark.slow),
-        (("segv",), "rank.died", ()),
+        pytest.param(("segv",), "rank.died", (), marks=pytest.mark.slow),
         pytest.param(("raise",), "rank.exception", ("--teardown", "0.5"), marks=pytest.mark.slow),
         pytest.param(("kill",), "rank.died", ("--place", "after", "--wait", "barrier"), marks=pytest.mark.slow),
         pytest.param(("kill",), "rank.died", ("--workers", "2"), marks=pytest.mark.slow),

@@ -31,7 +31,7 @@ def gone_on(run: Ended, *without: str) -> list[str]:
     return resumed.out.splitlines()
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "accumulated"])
+@pytest.mark.parametrize("where", ["backward", *(pytest.param(where, marks=pytest.mark.slow) for where in ("forward", "accumulated"))])
 def test_what_it_held_before_its_step_is_saved_and_goes_on_bit_identically(tmp_path: Path, where: str) -> None:
     run = alone(tmp_path, "--fails", where)
     (incident,) = run.incidents
@@ -56,6 +56,7 @@ def test_a_batch_that_is_refused_inside_the_step_is_saved_before_and_left_out_af
     assert run.out.splitlines() + resumed[1:] == whole.out.splitlines()
 
 
+@pytest.mark.slow
 def test_lightning_on_one_device_goes_on_from_its_own_form(tmp_path: Path) -> None:
     run = launch(tmp_path, [*watchdog("--job", "j"), PYTHON, *script("alone_lightning.py", "--fails")])
     checkpoint = run.incidents[0]["action"]["checkpoint"]
@@ -69,9 +70,9 @@ def test_lightning_on_one_device_goes_on_from_its_own_form(tmp_path: Path) -> No
     ("where", "why"),
     [
         ("step", "its update was under way, and a half step is never saved"),
-        ("before-scheduler", "only in the middle of its step"),
+        pytest.param("before-scheduler", "only in the middle of its step", marks=pytest.mark.slow),
         ("after", "only in the middle of its step"),  # what a script does there nobody knows: a teacher's weights, a scaler
-        ("by-hand", "its script itself has changed parameters"),
+        pytest.param("by-hand", "its script itself has changed parameters", marks=pytest.mark.slow),
     ],
 )
 def test_what_a_half_step_may_have_touched_is_not_saved(tmp_path: Path, where: str, why: str) -> None:

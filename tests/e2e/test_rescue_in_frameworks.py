@@ -115,6 +115,7 @@ def test_accelerates_own_load_state_takes_what_one_rank_saved(killed_accelerate:
     assert digests(tmp_path / "digests") == digests(whole_accelerate.folder / "digests")
 
 
+@pytest.mark.slow
 def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(killed_accelerate: Ended, whole_accelerate: Ended) -> None:
     resumed = typed(killed_accelerate)
     assert resumed.code == 0, resumed.err
@@ -124,7 +125,7 @@ def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(
 
 @pytest.mark.parametrize(
     ("by_the_script", "more"),
-    [pytest.param(True, (), marks=pytest.mark.slow), (False, ()), pytest.param(True, ("--by-hand",), marks=pytest.mark.slow)],
+    [pytest.param(*row, marks=pytest.mark.slow) for row in ((True, ()), (False, ()), (True, ("--by-hand",)))],
     ids=["by ckpt_path", "by --resume", "two optimizers"],
 )
 def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_script: bool, more: tuple[str, ...]) -> None:

@@ -42,7 +42,7 @@ def test_what_is_left_of_the_copies_is_saved_as_one_whole(tmp_path: Path, kill: 
         assert f"5 {digests[str(rank)]}" in (tmp_path / f"trail-{rank}").read_text().splitlines()
 
 
-@pytest.mark.parametrize("point", ["rank-0 got WriteCommitted", "rank-0 before Committed"])
+@pytest.mark.parametrize("point", [pytest.param("rank-0 got WriteCommitted", marks=pytest.mark.slow), "rank-0 before Committed"])
 def test_where_the_rank_that_seals_dies_the_whole_is_sealed_all_the_same(tmp_path: Path, point: str) -> None:
     """Before it has, or behind it and before its word."""
     (incident,) = trained(tmp_path, 3, **{VARIABLE: point}).incidents
@@ -58,6 +58,7 @@ def test_where_a_part_is_gone_with_all_its_copies_nothing_is_called_whole(tmp_pa
     assert "shards the parameters" in incident["cause"]
 
 
+@pytest.mark.slow
 def test_a_copy_that_lies_on_one_rank_is_saved_by_it(tmp_path: Path) -> None:
     (incident,) = trained(tmp_path, 1, ranks=2).incidents
     checkpoint = incident["action"]["checkpoint"]

@@ -10,6 +10,7 @@ from launching import launch, script, torchrun, watchdog
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 def test_steps_that_a_scaler_leaves_out_are_no_finding(tmp_path: Path) -> None:
     ended = launch(tmp_path, [*watchdog("--job", "scaled"), *torchrun(*script("scaled.py"))])
     overflowed = ended.lines(r"norm (inf|nan)")

@@ -43,6 +43,7 @@ def learned_with(seed: int) -> dict[str, object]:
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.slow
 def test_two_processes_with_other_hashes_learn_the_same_and_say_the_same() -> None:
     one, other = learned_with(1), learned_with(2)
     assert one == other

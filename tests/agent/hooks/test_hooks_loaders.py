@@ -32,13 +32,13 @@ def heard_all(heard: Heard) -> None:
         ("workers", (BAD, worker(0))),  # batch 10 of two workers
         pytest.param("any_order", (None, 0), marks=pytest.mark.skipif(not TELLS_WORKERS, reason="torch before 2.6 has no in_order")),
         ("stream", (None, None)),
-        ("stream_of_workers", (None, worker(BAD % 2))),
+        pytest.param("stream_of_workers", (None, worker(BAD % 2)), marks=pytest.mark.slow),
         ("batches_of_the_data_set", (BAD // BATCH, None)),
         ("stateful", (BAD, None)),
-        ("stateful_workers", (BAD, 0)),
-        ("loader_inside", (BAD, None)),
-        ("named_tuples", (BAD, None)),
-        ("nested", (BAD, None)),
+        pytest.param("stateful_workers", (BAD, 0), marks=pytest.mark.slow),
+        pytest.param("loader_inside", (BAD, None), marks=pytest.mark.slow),
+        pytest.param("named_tuples", (BAD, None), marks=pytest.mark.slow),
+        pytest.param("nested", (BAD, None), marks=pytest.mark.slow),
         ("dataclasses_made_by_collation", (BAD, None)),
     ],
 )
@@ -60,7 +60,11 @@ def test_a_bad_sample_is_named_by_its_index_and_worker_or_not_at_all(
 
 
 @pytest.mark.parametrize(
-    "how", ["after_the_update", "in_a_generator", "before_use", "one_iterator_a_batch", "in_a_cycle", "evaluated_in_between"]
+    "how",
+    [
+        *("in_a_generator", "before_use", "one_iterator_a_batch"),
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("after_the_update", "in_a_cycle", "evaluated_in_between")),
+    ],
 )
 def test_each_update_after_a_loader_was_left_is_counted_and_no_inner_step_of_a_batch(folder: Path, how: str) -> None:
     heard = listen_to(folder, "leaves.py", how)

@@ -35,14 +35,14 @@ WHOLE = [[epoch, batches, False] for epoch in (0, 1) for batches in (1, 2, 3)]
 @pytest.mark.parametrize(
     ("loop", "places"),
     [
-        ("looked_at_before", WHOLE),
+        pytest.param("looked_at_before", WHOLE, marks=pytest.mark.slow),
         ("one_batch_an_epoch", [[0, 1, False], [1, 1, False]]),
         ("evaluated_within", [place for place in WHOLE for _ in range(2)]),
-        ("evaluated_without_a_word", [place for place in WHOLE for _ in range(2)]),
+        pytest.param("evaluated_without_a_word", [place for place in WHOLE for _ in range(2)], marks=pytest.mark.slow),
         ("after_one_that_is_kept", [*WHOLE[:2], *WHOLE[:3], WHOLE[2], *WHOLE[3:], WHOLE[5]]),
         ("resumed", [*WHOLE[:3], *WHOLE[4:], [2, 1, False], [2, 2, False], [2, 3, False]]),
         ("resumed_at_the_end_of_an_epoch", WHOLE[3:]),
-        ("one_after_the_other", [*WHOLE[:3], *WHOLE[:3], *WHOLE[3:], *WHOLE[3:]]),
+        pytest.param("one_after_the_other", [*WHOLE[:3], *WHOLE[:3], *WHOLE[3:], *WHOLE[3:]], marks=pytest.mark.slow),
     ],
 )
 def test_an_epoch_is_a_pass_that_the_training_uses_and_no_other(loop: str, places: list[list[int]], tmp_path: Path) -> None:
