@@ -27,7 +27,8 @@ class Habit:
     def opened(self, written: Written) -> bool:
         """A step begins. True where what has happened since the last one began was not seen before."""
         before, self._opened = self._opened, written
-        if before is None:
+        if before is None or before[0] != written[0]:  # parameters were added: what their counts are is another habit's
+            self._seen, self._is_one = {}, False
             return False
         since = written[1] - before[1]
         times = self._seen.get(since, 0)

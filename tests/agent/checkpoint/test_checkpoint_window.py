@@ -405,6 +405,23 @@ def test_where_the_number_of_writes_differs_from_step_to_step_nothing_is_odd() -
         assert not window.why_unusual() or number < 10
 
 
+def test_parameters_that_are_unfrozen_in_mid_training_are_another_habit_and_nothing_odd() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    window = window_of(model, optimizer)
+    for number in range(9):
+        window.opened()
+        assert not window.why_odd()
+        if number == 5:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        assert not window.why_unusual() or number in (0, 5, 6)
+
+
 def flipped(values: torch.Tensor) -> None:
     values[0, 0].neg_()
 

@@ -92,6 +92,20 @@ def test_what_every_rank_raises_is_no_ranks_own_and_an_error_of_ours_says_what_t
     assert judge(replace(both, culprits=(refused,))).fix.startswith("do what the error says")
 
 
+@pytest.mark.parametrize(
+    ("text", "raised_ns", "kind"),
+    [
+        ("ValueError: no image", 5, "rank.exception"),
+        ("", 0, "rank.died"),
+        ("KeyboardInterrupt", 5, "rank.died"),
+        ("step 39: held: batch[0, 0] = 777", 0, "rank.died"),  # a note, and no failure
+    ],
+)
+def test_a_rank_that_had_raised_and_was_asked_to_end_while_others_saved_has_failed(text: str, raised_ns: int, kind: str) -> None:
+    end = replace(both_raise(apart_ms=20).culprits[0], text=text, raised_ns=raised_ns, exit_code=None, signal=15)
+    assert judge(FirstFailure(culprits=(end,), victims=())).kind == kind
+
+
 @pytest.mark.parametrize("last_known", [8, 7])  # its own end may be known by a step of before
 def test_a_rank_that_ends_with_0_in_the_middle_of_a_step_has_skipped_no_batch(last_known: int) -> None:
     """os._exit(0), say: it ran no backward of that step, for it was gone."""

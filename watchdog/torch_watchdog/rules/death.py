@@ -74,7 +74,7 @@ def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = 
         return _asserted(where, assertion)
     if _OUT_OF_MEMORY.search(f"{end.text}\n{end.log}"):
         return _out_of_memory(end, where)
-    if end.signal is not None:
+    if end.signal is not None and not _had_raised(end):
         return _died(end, where, files)
     by_worker = loader_death(end.text)
     if by_worker is not None:
@@ -203,6 +203,11 @@ def _out_of_memory(end: RankEnd, where: str) -> Verdict:
         else f"an allocation failed on this rank: {what}",
         fix="raise the limit, or take fewer loader workers and smaller batches" if by_kernel else "smaller batches, or shorter sequences",
     )
+
+
+def _had_raised(end: RankEnd) -> bool:
+    """Whether the rank had failed by itself before somebody asked it to end (while the others saved, say)."""
+    return end.signal in ASKED_TO_END and bool(end.raised_ns and end.text) and not end.text.startswith("KeyboardInterrupt")
 
 
 def _died(end: RankEnd, where: str, files: Files) -> Verdict:
