@@ -38,7 +38,8 @@ class Serve:
             env=kept | more, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stderr is not None
-        self.address = process.stderr.readline().split("daemon at ")[1].split(",")[0]
+        said = next(line for line in process.stderr if "daemon at " in line)  # on a busy machine another word may come first
+        self.address = said.split("daemon at ")[1].split(",")[0]
         return process
 
     def kill(self) -> None:
