@@ -37,7 +37,7 @@ def test_holders_of_the_token_get_in_and_nobody_else(tmp_path: Path) -> None:
     process = serve(tmp_path, "--host", NAME, token=token)
     try:
         assert process.stderr is not None
-        address = process.stderr.readline().split("daemon at ")[1].split(",")[0]
+        address = next(line for line in process.stderr if "daemon at " in line).split("daemon at ")[1].split(",")[0]
         with DaemonClient(address, token=token) as client:
             assert client.jobs() == ()
         with DaemonClient(address, token="u" * 43, timeout_s=3) as client, pytest.raises(WatchdogError):
