@@ -225,7 +225,7 @@ def test_a_failure_on_a_device_that_ends_the_process_is_laid_to_the_step_of_the_
 
 
 def test_so_it_is_where_python_had_noted_the_error_and_was_ended_before_it_could_tell_it() -> None:
-    """Seen on two H200s: SIGABRT of NCCL's own thread in the moment in which `loss.item()` raised."""
+    """What fits a rank on an H200 that SIGABRT had ended and that was laid to the step behind the device's; its note was not kept."""
     run = Run()
     run.hello(0, 1)
     said = replace(exception(1, 1, ASSERTED), kind="log", level="warning")
