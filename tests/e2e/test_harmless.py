@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import BIN, Ended, ended, launch, script, start, torchrun, until, watchdog
+from namespaces import needs_mounts, where_mounted
 from ports import free_port
 
 from torch_watchdog.daemon.client import DaemonClient, client_of
@@ -53,8 +54,9 @@ def test_a_sitecustomize_of_the_users_own_runs_first_in_line(tmp_path: Path) -> 
     theirs = in_folder(tmp_path, "theirs")
     (theirs / "sitecustomize.py").write_text("import os\nos.environ['THEIRS'] = 'ran'\n")
     (tmp_path / "say.py").write_text("import os, sys, sitecustomize; print(os.environ['THEIRS'], sitecustomize.__file__, sys.path)")
-    plain = launch(tmp_path, [str(BIN / "python"), "say.py"], PYTHONPATH=str(theirs))
-    watched = launch(tmp_path, [*watchdog(), str(BIN / "python"), "say.py"], PYTHONPATH=str(theirs))
+    path = os.pathsep.join([str(theirs), *filter(None, [os.environ.get("PYTHONPATH")])])
+    plain = launch(tmp_path, [str(BIN / "python"), "say.py"], PYTHONPATH=path)
+    watched = launch(tmp_path, [*watchdog(), str(BIN / "python"), "say.py"], PYTHONPATH=path)
     assert plain.out.startswith("ran ")
     assert (watched.code, watched.out) == (0, plain.out), watched.err
 
@@ -71,18 +73,20 @@ def test_what_a_training_deletes_is_gone(tmp_path: Path) -> None:
     assert (run.code, run.lines("alive:")) == (0, ["alive: []"]), run.err
 
 
+@needs_mounts
 def test_without_dev_shm_the_training_goes_on_and_one_line_says_what_is_lost(tmp_path: Path) -> None:
-    inside = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"', "sh"]
-    run = launch(tmp_path, [*inside, *watchdog(), *torchrun(*script("train.py", "--epochs", 1))])
+    command = [*watchdog(), *torchrun(*script("train.py", "--epochs", 1))]
+    run = launch(tmp_path, where_mounted("ro", "/dev/shm", command))
     assert run.code == 0, run.err
     assert len(run.lines("done")) == 2
     assert len([line for line in run.err.splitlines() if "shared memory" in line]) == 1
 
 
+@needs_mounts
 def test_on_a_full_disk_the_training_goes_on_and_says_what_is_lost(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
-    inside = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=16k tmpfs {tmp_path}/full && exec "$@"', "sh"]
-    run = launch(tmp_path, [*inside, *watchdog("--dir", "full"), *torchrun(*script("train.py", "--epochs", 2))])
+    command = [*watchdog("--dir", "full"), *torchrun(*script("train.py", "--epochs", 2))]
+    run = launch(tmp_path, where_mounted("size=16k", tmp_path / "full", command))
     assert run.code == 0, run.err
     assert len(run.lines("done")) == 2
     assert "No space left" in run.err or "disk is full" in run.err or "runs without the watchdog" in run.err

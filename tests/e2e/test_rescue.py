@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from launching import SCRIPTS, Ended, environment, launch, script, torchrun, watchdog
+from namespaces import PROCESSES, needs_processes
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.e2e
@@ -112,10 +112,9 @@ def test_sharded_parameters_are_not_called_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0, reason="a namespace of processes needs root")
+@needs_processes
 def test_a_wrapper_that_is_the_first_process_of_its_container_rescues_too(tmp_path: Path) -> None:
-    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
-    run = launch(tmp_path, [*inside, *watchdog(), *torchrun(*script("failing.py", "--fault", "kill"))])
+    run = launch(tmp_path, [*PROCESSES, *watchdog(), *torchrun(*script("failing.py", "--fault", "kill"))])
     (incident,) = run.incidents
     assert (run.code, incident["kind"], incident["origin"]["rank"]) == (1, "rank.died", 1), run.err
     assert saved_as_after_an_update(run, incident)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from namespaces import needs_processes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,7 +25,7 @@ print(json.dumps(nothing_left.left()))
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="namespaces need root")
+@needs_processes
 def test_what_is_left_is_seen_and_nothing_else() -> None:
     command = nothing_left.entering([sys.executable, "-c", LEAVES, str(Path(__file__).parent)])
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

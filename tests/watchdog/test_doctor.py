@@ -45,7 +45,7 @@ def test_a_site_that_has_switched_us_off_is_told(tmp_path: Path) -> None:
 
 def test_a_python_without_torch_is_a_warning_and_not_a_failure(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
-    done = run("--json", PYTHONPATH=str(tmp_path))
+    done = run("--json", PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert checks["torch"]["state"] == "warn" and "no torch here" in checks["torch"]["text"]
 

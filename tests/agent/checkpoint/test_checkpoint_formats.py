@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_state import MOMENT, committed_here, subjects_of
+from namespaces import needs_mounts, where_mounted
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 
@@ -170,10 +171,11 @@ def test_a_users_function_that_fails_leaves_nothing_behind_and_its_error_is_told
     assert names(tmp_path) == []
 
 
+@needs_mounts
 def test_a_full_disk_is_called_that_and_not_by_the_place_in_a_file_that_torch_names(tmp_path: Path) -> None:
     script = Path(__file__).parent / "scripts" / "full_disk.py"
-    inside = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec "$@"', "sh"]
-    done = subprocess.run([*inside, sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120)
+    command = where_mounted("size=64k", tmp_path, [sys.executable, str(script), str(tmp_path)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said, left = done.stdout.splitlines()
     assert said.startswith(f"the disk is full: 0 bytes are left for {tmp_path} (rank 0: "), done.stderr
     assert left == "[]"

@@ -55,7 +55,8 @@ class Stage:
         if not shim.exists():
             shim.mkdir()
             (shim / "sitecustomize.py").write_text(SHIM)
-        found = {**os.environ, "PYTHONPATH": f"{shim}:{AGENT_ROOT}", "KEEPER_TEST_MODE": mode, "PYTHONDONTWRITEBYTECODE": "1"}
+        path = os.pathsep.join([str(shim), str(AGENT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        found = {**os.environ, "PYTHONPATH": path, "KEEPER_TEST_MODE": mode, "PYTHONDONTWRITEBYTECODE": "1"}
         return found if log is None else {**found, "KEEPER_TEST_LOG": str(log)}
 
     def start(self, code: str, *, mode: str = "guard", log: Path | None = None, **options: object) -> subprocess.Popen[bytes]:

@@ -11,6 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -28,12 +29,17 @@ class Gain(nn.Module):
         return x.clamp(-5, 5) * self.gain + spoiled
 
 
+def sharded(net: nn.Module) -> nn.Module:
+    """On the CPU: without a mesh, GPUs are taken where there are any."""
+    return fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     net = nn.Sequential(Gain(), nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-    model = fully_shard(net) if "--fsdp" in sys.argv else DistributedDataParallel(net)
+    model = sharded(net) if "--fsdp" in sys.argv else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     rows = torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
     if "--clean" not in sys.argv:

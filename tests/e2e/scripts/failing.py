@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -128,7 +129,7 @@ def build(args: argparse.Namespace) -> tuple[nn.Module, nn.Module, torch.optim.O
     if args.fsdp:
         from torch.distributed._composable.fsdp import fully_shard
 
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # without one, GPUs are taken where there are any
     elif dist.is_initialized():
         model = DistributedDataParallel(plain)
     return plain, model, torch.optim.Adam(model.parameters(), lr=0.01)

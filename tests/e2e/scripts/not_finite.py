@@ -7,6 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -26,9 +27,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), Block(), nn.Linear(8, 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # without one, GPUs are taken where there are any
     for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     rows = torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
     rows[SPOILED] *= 1e6

@@ -16,6 +16,7 @@ import click
 import pytest
 from cli_runs import TIMEOUT_S, Runs
 from click.testing import CliRunner
+from namespaces import needs_mounts, where_mounted
 from terminal import Screen
 
 from torch_watchdog.cli.main import COMMANDS, watchdog
@@ -114,11 +115,12 @@ def test_a_run_directory_that_is_removed_while_the_job_runs_is_said(runs: Runs) 
     assert "the run directory was removed while the job ran" in done.stderr
 
 
+@needs_mounts
 def test_a_launch_that_cannot_write_its_record_says_one_line(runs: Runs) -> None:
     (runs.folder / "full").mkdir()
-    mount = f'mount -t tmpfs -o nr_inodes=2 tmpfs {runs.folder}/full && exec "$@"'  # room for the run's folder, and for no file in it
-    inside = ["unshare", "-rm", "sh", "-c", mount, "sh", sys.executable, "-m", "torch_watchdog.cli"]
-    done = subprocess.run([*inside, "--dir", "full", "echo", "trained"], cwd=runs.folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+    command = [sys.executable, "-m", "torch_watchdog.cli", "--dir", "full", "echo", "trained"]
+    inside = where_mounted("nr_inodes=2", runs.folder / "full", command)  # room for the run's folder, and for no file in it
+    done = subprocess.run(inside, cwd=runs.folder, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert done.stderr.startswith("[torch-watchdog] this launch runs without the watchdog: ") and done.stderr.count("\n") == 1
 

@@ -68,10 +68,12 @@ def build_model(kind: str, norm: bool) -> nn.Module:
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
     if kind == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        fully_shard(net.first)
-        return fully_shard(net)
+        mesh = init_device_mesh("cpu", (WORLD,))  # without one, GPUs are taken where there are any
+        fully_shard(net.first, mesh=mesh)
+        return fully_shard(net, mesh=mesh)
     if kind == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
 
