@@ -200,7 +200,7 @@ class View:
 
     def _take_times(self, columns: Columns) -> None:
         rows, whole_s, backward_s, loader_s, forward_s, size = self._joined.finished(columns, self.step)
-        on_gpu = np.fromiter(map(bool, self.gpu_of), bool, len(self.gpu_of))[rows]
+        on_gpu: Ints = np.fromiter(map(bool, self.gpu_of), bool, len(self.gpu_of))[rows]
         self.step_s.add(rows, whole_s)
         self.loader_s.add(rows, loader_s)
         self.own_s.add(rows, np.where(on_gpu, forward_s, np.maximum(0.0, whole_s - backward_s)))
