@@ -139,6 +139,16 @@ def test_of_two_ranks_that_both_raise_one_saves_what_it_held_before(tmp_path: Pa
     assert saved_as_after_an_update(run, incident)
 
 
+@pytest.mark.parametrize(("policy", "code"), [("stop", 65), pytest.param("skip", 1, marks=pytest.mark.slow)])
+def test_a_rank_that_raises_in_the_step_of_another_s_bad_batch_is_told_beside_it(tmp_path: Path, policy: str, code: int) -> None:
+    run = launch(tmp_path, [*watchdog("--policy", policy), *torchrun(*script("failing.py", "--fault", "raise", "--bad"))])
+    batch, error = run.incidents
+    assert (run.code, batch["kind"], batch["origin"]["rank"], batch["batch"]["value"]) == (code, "batch.index_out_of_range", 0, 77), run.err
+    assert (error["kind"], error["origin"]["rank"]) == ("rank.exception", 1) and "a fault of the script's own" in error["summary"]
+    assert "rank 1, step 5: ValueError: a fault of the script's own" in run.err or "who    rank 1, step 5" in run.err
+    assert saved_as_after_an_update(run, error)
+
+
 @pytest.mark.slow
 def test_of_two_ranks_that_both_die_nothing_is_saved(tmp_path: Path) -> None:
     run = failed(tmp_path, "--fault", "kill", "--both")

@@ -19,7 +19,7 @@ from torch_watchdog_agent.checkpoint.habit import Habit, Written
 from torch_watchdog_agent.checkpoint.hands import Hands
 from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 from torch_watchdog_agent.checkpoint.rng import RngState
-from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState, inner_schedulers, parameters_of
+from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState, inner_schedulers, is_half_done, parameters_of
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import Reader
@@ -73,8 +73,10 @@ class WindowState:
         return self.hands.why()
 
     def why_unusual(self) -> str:
-        """Why the parameters behind an update need not be what they are between two steps, or nothing: by how often they were written to since its window
-        began, and by what the loop was seen to do there."""
+        """Why the parameters behind an update need not be what they are between two steps, or nothing: by what a loss scaler is still to do, by how often they
+        were written to since its window began, and by what the loop was seen to do there."""
+        if any(map(is_half_done, self._subjects.scalers())):
+            return "its loss scaler had not been updated yet"
         if self.hands.behind:
             return f"its loop itself changes {self.hands.behind} behind its update, and whether it had done so cannot be told"
         is_odd = self._habit.is_odd(self._owners.written())

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torch_watchdog_agent.checkpoint.subjects import is_half_done
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.own_failure import OwnFailure
@@ -254,8 +253,8 @@ class Rescuer:
 
     def _give_up_on_device(self, free: Free) -> None:
         """No CUDA call, no abort: what is queued on the device is unknown, and a wait there may never end. Nothing is said to be whole."""
-        rank = self._rank
-        rank.tell(self._freed(free, "nothing", "a state on GPUs is not saved after another rank's failure", rank.loop.updates_applied))
+        why = "a state on GPUs is not saved after another rank's failure"
+        self._rank.tell(self._freed(free, "nothing", why, self._rank.loop.updates_applied))
         self._obey(free)
         self._end_where_stuck()
 
@@ -297,8 +296,7 @@ class Rescuer:
             return "nothing", "its loop has several optimizers, whose updates on a device are not told apart"
         if missing:
             return "nothing", f"{missing}, and a half step is never saved"
-        why = ahead.why_not(state, self._rank.window)
-        if why:
+        if why := ahead.why_not(state, self._rank.window):
             return "nothing", why
         holds, why = self._shares(state)
         if (holds == "all" or self._part[1]) and not self._gpu.answers(state):
@@ -342,8 +340,6 @@ class Rescuer:
 
     def _missing(self, state: Any) -> str:
         """What of its newest update may be still to come."""
-        if any(map(is_half_done, state.scalers)):
-            return "its loss scaler had not been updated yet"
         return self._window.missing(state.optimizers) or self._rank.window.why_unusual()
 
     def _why_touched(self, windows_back: int = 0) -> str:
@@ -365,11 +361,11 @@ class Rescuer:
     def _freed(self, free: Free, holds: Holds, why: str, updates: int) -> Freed:
         from torch_watchdog_agent.checkpoint.manifest import newest_committed
 
-        rank = self._rank
-        newest = newest_committed(Path(rank.config.run_dir) / "checkpoints")
+        config = self._rank.config
+        newest = newest_committed(Path(config.run_dir) / "checkpoints") or config.resume or ""
         return Freed(
-            rank=rank.identity.rank, generation=free.generation, updates_applied=updates, holds=holds, why=why,
-            newest=str(newest or rank.config.resume or ""), part=self._part[0], parts=self._part[1],
+            rank=self._rank.identity.rank, generation=free.generation, updates_applied=updates, holds=holds, why=why, newest=str(newest),
+            part=self._part[0], parts=self._part[1],
         )  # fmt: skip
 
     def _obey(self, free: Free) -> None:

@@ -27,10 +27,13 @@ BATCH = 3
 
 
 class Rows(Dataset):
-    """Sample i from its own generator, so that every run sees the same data. `stall`: after so many samples there comes no other."""
+    """Sample i from its own generator, so that every run sees the same data. `stall`: after so many samples there comes no other.
+
+    `bad`: the sample with a token past the table.
+    """
 
     def __init__(self, stall: int | None) -> None:
-        self.stall = stall
+        self.stall, self.bad = stall, -1
         self.given = 0
 
     def __len__(self) -> int:
@@ -41,7 +44,10 @@ class Rows(Dataset):
             time.sleep(3600)
         self.given += 1
         rng = torch.Generator().manual_seed(index)
-        return torch.randint(0, 40, (6,), generator=rng), torch.tensor(index % CLASSES)
+        ids = torch.randint(0, 40, (6,), generator=rng)
+        if index == self.bad:
+            ids[2] = 77
+        return ids, torch.tensor(index % CLASSES)
 
 
 class Shaped(nn.Module):
@@ -103,6 +109,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--at", type=int, default=5)
     parser.add_argument("--both", action="store_true", help="all ranks fail")
+    parser.add_argument("--bad", action="store_true", help="another rank's batch of that step holds a token past the table")
     parser.add_argument("--place", default="forward", choices=["forward", "after", "step"])
     parser.add_argument("--wait", default="", choices=["", "barrier", "all_reduce", "group"])
     parser.add_argument("--freeze", action="store_true", help="the other ranks stop, so that nothing can be asked of them")
@@ -153,6 +160,9 @@ def train(args: argparse.Namespace) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     stalls = args.fault == "loader" and rank == args.rank
     rows = Rows(BATCH * args.at if stalls else None)
+    if args.bad:
+        other_rank = 1 - args.rank
+        rows.bad = list(DistributedSampler(rows, rank=other_rank))[BATCH * args.at]
     loader = DataLoader(rows, batch_size=BATCH, sampler=DistributedSampler(rows), num_workers=args.workers)
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     done, first_epoch = 0, 0

@@ -9,7 +9,7 @@ from job_harness import Run, ended, exception, hold, steps
 
 from torch_watchdog.job.events import OrderRequested, SendOrder
 from torch_watchdog_proto import messages as m
-from torch_watchdog_proto.rescue_words import Free, Freed
+from torch_watchdog_proto.rescue_words import Failed, Free, Freed
 
 
 def newest(run: Run, kind: type) -> Any:
@@ -218,6 +218,15 @@ def test_a_stop_that_gave_way_to_a_failure_is_not_told_as_having_come_to_nothing
     assert line == "the stop gave way to a failure (rank 1 is gone); the state was saved all the same"
 
 
+def test_so_it_is_where_the_batch_is_found_once_the_failure_is_known() -> None:
+    run = trained()
+    run.say(Failed(rank=1, step=9, time_ns=1, updates_applied=9, text="ValueError: a mistake"))
+    run.say(hold(0, 9))
+    lose_rank_1(run)
+    (line,) = run.job.outcome().lines
+    assert line == "the stop gave way to a failure (rank 1 is gone); the state was saved all the same"
+
+
 def test_what_one_rank_saves_alone_takes_the_place_of_a_common_save_that_another_did_not_live_to_finish() -> None:
     run = trained()
     run.say(hold(0, 9))
@@ -226,11 +235,11 @@ def test_what_one_rank_saves_alone_takes_the_place_of_a_common_save_that_another
         run.say(m.Saving(rank=rank, generation=1, updates_applied=9))
     run.say(m.Saved(rank=0, generation=1, updates_applied=9, path="p/step-9", error="Connection closed by peer"))
     lose_rank_1(run)
-    (incident,) = run.incidents
-    assert incident["kind"] == "batch.index_out_of_range"
-    assert incident["action"]["checkpoint"] == {
-        "path": "p/step-9", "updates_applied": 9, "committed": True, "finite": True, "saved_by": [0], "format": "dcp",
-    }  # fmt: skip
+    assert run.kinds == ["batch.index_out_of_range", "rank.died"]
+    for incident in run.incidents:
+        assert incident["action"]["checkpoint"] == {
+            "path": "p/step-9", "updates_applied": 9, "committed": True, "finite": True, "saved_by": [0], "format": "dcp",
+        }  # fmt: skip
     assert run.end(1) == m.EXIT_BAD_DATA
 
 

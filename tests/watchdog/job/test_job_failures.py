@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from job_harness import BAD_TOKEN, Run, ended, exception, orders, steps, stop_at
+from job_harness import BAD_TOKEN, Run, ended, exception, hold, orders, steps, stop_at
 
 from torch_watchdog.job.events import (
     SendOrder,
@@ -53,6 +53,59 @@ def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:
     run.report(events=(ended(0, 1, exit_code=1), exception(0, 2, "KeyError: 'x'")))
     assert run.incidents[0]["evidence"]["exception"] == {"text": "KeyError: 'x'"}
     assert "other rank" not in run.incidents[0]["cause"] + run.incidents[0]["fix"]  # there is none
+
+
+OWN = Failed(rank=0, step=5, time_ns=1, updates_applied=5, text="ValueError: a mistake of this script", chain=("ValueError: a mistake",))
+LOST = replace(OWN, text="RuntimeError: Connection closed by peer [127.0.0.1]:4242", chain=())
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("failed", "end", "kind", "said"),
+    [
+        (OWN, {"exit_code": 1}, "rank.exception", "rank 0, in step 5: ValueError: a mistake"),
+        (None, {"signal": 9}, "rank.died", "killed by SIGKILL"),
+        (None, {"signal": 11}, "rank.died", "killed by SIGSEGV"),
+        (None, {"exit_code": 3}, "rank.exception", "3"),
+    ],
+)
+def test_a_rank_that_fails_by_itself_beside_the_bad_batch_of_another_is_told(
+    policy: m.Policy, failed: Failed | None, end: dict[str, int], kind: str, said: str
+) -> None:
+    run = Run(policy=policy)
+    run.hello(0, 1)
+    run.report(steps(0, 0, [1.0] * 5), steps(1, 0, [1.0] * 5))
+    run.say(hold(1, 5))
+    if failed is not None:
+        run.say(failed)
+    run.report(events=(ended(0, 1, **end),))
+    run.wait(5)
+    assert run.kinds == ["batch.index_out_of_range", kind]
+    assert said in run.incidents[1]["summary"] and run.incidents[1]["origin"]["rank"] == 0 and run.incidents[1]["ranks_affected"] == [1]
+    assert run.end(1) == (65 if policy == "stop" else None)  # the batch would have stopped the job; to leave it out would not
+
+
+@pytest.mark.parametrize(("failed", "end"), [(LOST, {"exit_code": 1}), (None, {"exit_code": 1}), (None, {"signal": 15})])
+def test_a_rank_that_only_suffers_from_the_bad_batch_of_another_is_told_as_affected(failed: Failed | None, end: dict[str, int]) -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.say(m.Refused(rank=1, step=5, micro_step=0, violation=BAD_TOKEN))
+    if failed is not None:
+        run.say(failed)
+    run.report(events=(ended(0, 1, **end), ended(1, 2, exit_code=1)))
+    run.wait(5)
+    assert [(found["kind"], found["ranks_affected"]) for found in run.incidents] == [("batch.index_out_of_range", [0])]
+
+
+@pytest.mark.parametrize(("behind", "kinds"), [(3, []), (200, ["rank.exception"])])
+def test_a_batch_that_was_only_observed_is_not_why_its_rank_fails_long_after_it(behind: int, kinds: list[str]) -> None:
+    run = Run(policy="observe")
+    run.hello(0, 1)
+    run.say(m.Noticed(rank=0, step=5, micro_step=0, violation=BAD_TOKEN))
+    run.say(replace(OWN, step=5 + behind))
+    run.report(events=(ended(0, 1, exit_code=1),))
+    run.wait(5)
+    assert run.kinds == ["batch.index_out_of_range", *kinds]
 
 
 def test_a_rank_that_told_its_end_and_whose_status_nobody_could_read_has_ended_well() -> None:

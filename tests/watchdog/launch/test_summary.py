@@ -1,4 +1,4 @@
-"""The last words of a launch: who, what, allowed range, what was saved, the line that resumes; never more than ten lines."""
+"""The last words of a launch: who, what, allowed range, what was saved, the line that resumes; never more than twelve lines."""
 
 from __future__ import annotations
 
@@ -137,6 +137,13 @@ def test_the_first_critical_incident_is_told_and_the_others_are_counted() -> Non
     lines = summarise([later, earlier_warning, INCIDENT], END)
     assert "batch.index_out_of_range" in lines[0]
     assert lines[-1] == "  more   watchdog timeline watchdog_runs/train-1; 2 incidents more: watchdog incidents watchdog_runs/train-1"
+
+
+def test_what_failed_on_another_rank_beside_a_bad_batch_has_a_line_of_its_own() -> None:
+    other = of_attempt(0, "rank.exception") | {"origin": {"rank": 0}, "summary": "rank 0, in step 5: ValueError: a mistake"}
+    lines = summarise([INCIDENT | {"attempt": 0}, other], END)
+    assert [line for line in lines if line.startswith("  also")] == ["  also   rank 0, step 5: ValueError: a mistake"]
+    assert not any(line.startswith("  also") for line in summarise([INCIDENT | {"attempt": 0}, other | {"attempt": 1}], END))
 
 
 def test_a_checkpoint_that_is_not_committed_is_never_offered_for_resuming() -> None:
@@ -435,9 +442,9 @@ _INCIDENTS = st.fixed_dictionaries(
 
 
 @given(st.lists(_INCIDENTS, max_size=4), st.booleans())
-def test_whatever_the_incidents_hold_ten_lines_are_enough(incidents: list[dict[str, Any]], stopped: bool) -> None:
+def test_whatever_the_incidents_hold_twelve_lines_are_enough(incidents: list[dict[str, Any]], stopped: bool) -> None:
     lines = summarise(incidents, replace(END, stopped_by_us=stopped))
-    assert 1 <= len(lines) <= 10
+    assert 1 <= len(lines) <= 12
 
 
 def of_attempt(attempt: int, kind: str) -> dict[str, Any]:

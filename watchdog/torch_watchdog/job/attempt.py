@@ -339,13 +339,13 @@ class Attempt:
 
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
         rescue = self._rescues.ended
-        told = self._failures.culprit_is_known and not self._failures.awaits_log
-        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and told)
+        is_told = self._failures.culprit_is_known and not self._failures.awaits_log
+        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and is_told)
         first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):
-            changed = None if rescue is None else self._shared.casebook.rescued(rescue, exit_code=self.ending.stood_code)
-            effects += [WriteIncident(incident=changed, contract_of_rank=None)] if changed is not None else []
+            told = () if rescue is None else self._shared.casebook.rescued(rescue, exit_code=self.ending.stood_code)
+            effects += [WriteIncident(incident=changed, contract_of_rank=None) for changed in told]
             for rank in (rank for rank in self.ranks.values() if rank.node in self._shared.away):
                 self._rescues.exited(rank.rank, now)  # its end will not be seen: nobody waits for it
             effects += self._tell_each(self._rescues.judged(self._first, now=now))

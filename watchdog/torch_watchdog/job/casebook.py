@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job import incident as build
-from torch_watchdog.job.first_failure import FirstFailure
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd, died_of_the_asking, waited_for_another
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, Files, judge
@@ -34,6 +34,9 @@ _ORDER_WORDS = {
     "order.preemption": "a checkpoint and a stop before the machine is taken away",
 }
 _TOLD_ANEW = ("status", "severity", "summary", "step", "framework_step", "ranks_affected")
+_NEVER_FATAL = ("loss.", "grad.")
+_FAILURES = ("rank.", "memory.oom", "config.ddp", "loader.worker_died")  # kinds of `rules/death.py`: who fails after one is its victim
+_STEPS_BEHIND = 64  # Python's steps before a device's: its launch queue takes 1,024, and a step has a dozen of them at the least
 _MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
 
 
@@ -184,22 +187,27 @@ class Casebook:
 
     def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
-        if not any(end.raised_ns or (end.text and end.signal is None) for end in first.culprits):
-            self._over.update(found["id"] for found in self._at_hand() if _is_left_out(found))
-        cause = self._cause_of_failures()
+        of_none = (found for found in self._at_hand() if not _may_be_cause(found, first))
+        self._over.update([found["id"] for found in of_none if _is_left_out(found)])
+        cause = self._cause_of(first)
         failed = [*(end.rank for end in first.culprits), *first.victims]
         found = self._failure(first, failed, ranks, now) if cause is None else build.with_affected(cause, failed)
         self._failure_id = found["id"]
         return self._keep(found), cause is None
 
-    def rescued(self, rescue: Ended, *, exit_code: int | None) -> Incident | None:
-        """What became of the other ranks: said, once, by the incident of the failure. None where it has a checkpoint to tell of already."""
-        found = self._incidents.get(self._failure_id)
-        if found is None or self._failure_id == self._rescue_told or (found["action"]["checkpoint"] or {}).get("committed"):
-            return None
+    def rescued(self, rescue: Ended, *, exit_code: int | None) -> Sequence[Incident]:
+        """What became of the other ranks: said, once, by the incident of the failure, and by that of a bad batch whose order gave way to it. Not by one that
+        has a checkpoint to tell of already."""
+        if not self._failure_id or self._failure_id == self._rescue_told:
+            return []
         self._rescue_told = self._failure_id
-        told = build.rescued(found, rescue)
-        return self._keep(told | {"action": told["action"] | {"exit_code": exit_code}})
+        owners = {self._failure_id, *(found["id"] for found in self._prevented())}
+        told = [
+            build.rescued(found, rescue)
+            for found in map(self._incidents.__getitem__, sorted(owners, key=int))
+            if not _has_checkpoint(found)
+        ]
+        return [self._keep(found | {"action": found["action"] | {"exit_code": exit_code}}) for found in told]
 
     def prevented_bad_batch(self) -> bool:
         """Whether this attempt met a bad batch that a rank did not take."""
@@ -226,9 +234,11 @@ class Casebook:
         """What may have brought the job to where it is: nothing that it went on after."""
         return [found for found in self._of_attempt() if found["severity"] == "critical" and found["id"] not in self._over]
 
-    def _cause_of_failures(self) -> Incident | None:
-        """A rank that dies after a bad batch dies of it; after a failure it is that failure's victim."""
-        return next((found for found in self._at_hand() if not found["kind"].startswith(("loss.", "grad."))), None)
+    def _cause_of(self, first: FirstFailure) -> Incident | None:
+        """A rank that dies after a bad batch of its own dies of it; after a failure it is that failure's victim."""
+        ranks = {end.rank for end in first.culprits}
+        causes = [found for found in self._at_hand() if _may_be_cause(found, first)]
+        return min(causes, key=lambda found: found["origin"]["rank"] not in ranks, default=None)
 
     def _failure(self, first: FirstFailure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
         end = first.culprits[0]
@@ -295,8 +305,36 @@ def _framework_step(ranks: Ranks, rank: int | None, step: int | None) -> int | N
     return None if before == step else before
 
 
+def _has_checkpoint(found: Incident) -> bool:
+    return bool((found["action"]["checkpoint"] or {}).get("committed"))
+
+
 def _is_good(checkpoint: Mapping[str, Any] | None) -> bool:
     return checkpoint is not None and bool(checkpoint.get("committed")) and checkpoint.get("finite") is not False
+
+
+def _may_be_cause(found: Incident, first: FirstFailure) -> bool:
+    """Whether ranks may have failed by what was found before: not where it never ends a rank, nor by a batch that the job went on after for longer than a
+    device can be behind."""
+    if found["kind"].startswith(_NEVER_FATAL):
+        return False
+    return found["kind"].startswith(_FAILURES) or any(_may_be_of(found, end, first) for end in first.culprits)
+
+
+def _may_be_of(found: Incident, end: RankEnd, first: FirstFailure) -> bool:
+    """By what was found on another rank only where it tells of no failure of its own: an exception that blames no peer, or an end without a word while the
+    other is well."""
+    origin = found["origin"]["rank"]
+    if end.step is not None and found["step"] is not None and end.step > found["step"] + _STEPS_BEHIND:
+        return False
+    if _is_left_out(found) and not (end.raised_ns or (end.text and end.signal is None)):
+        return False
+    if origin in (None, end.rank):
+        return True
+    if end.raised_ns:
+        return waited_for_another(end.text)
+    failed = {*first.victims, *(culprit.rank for culprit in first.culprits)}
+    return origin in failed or died_of_the_asking(end) or waited_for_another(f"{end.text}\n{end.log}")
 
 
 def _same_sign(one: Incident, other: Incident) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.exit_codes import exit_code_of
+from torch_watchdog_proto.rescue_words import Rescue
 from torch_watchdog_proto.stop import events as stop
 
 __all__ = ["Ending"]
@@ -26,6 +27,7 @@ class Ending:
         self._left_on = 0  # and its generation
         self._good: set[int] = set()  # generations of which a good checkpoint is there, by the word of the rank that sealed it
         self._not_good: set[int] = set()
+        self._rescues: set[int] = set()  # generations of saves that ranks were asked for once another had failed
         self._left_a_failure = False  # ranks have, once one of them had failed
 
     @property
@@ -41,6 +43,8 @@ class Ending:
     def told(self, order: m.Order) -> None:
         if isinstance(order, m.Commit) and order.leave:
             self._leave_codes[order.generation] = order.exit_code
+        if isinstance(order, Rescue):
+            self._rescues.add(order.generation)
         if isinstance(order, m.WriteCommitted) and not order.good:
             self._not_good.add(order.generation)
 
@@ -89,7 +93,7 @@ class Ending:
             yield f"no checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
         if self._closed is None and self._given_up is not None:
             aim, why = _aim(self._given_up), self._given_up.reason
-            is_saved = any(generation > self._given_up.generation for generation in self._good)
+            is_saved = bool(self._rescues & self._good)
             yield (
                 f"{aim} gave way to a failure ({why}); the state was saved all the same"
                 if is_saved

@@ -23,7 +23,7 @@ from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plain import become, become_for, cannot_start, described
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
-from torch_watchdog.launch.summary import JobEnd, ended_by, has_failed_of_its_batch, left_behind, summarise
+from torch_watchdog.launch.summary import LAST_LINES, JobEnd, ended_by, has_failed_of_its_batch, left_behind, summarise
 from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog.phrases import count
@@ -36,7 +36,6 @@ __all__ = ["launch"]
 SWITCH = "TORCH_WATCHDOG"  # "off": the command is executed as if we were not installed
 SILENCE_WORTH_A_LINE_S = 300.0
 OTHER_NODES_S = 30.0  # for their launchers, once our ranks have left on an order to all
-LAST_LINES = 10
 RECORD_LOST = "the run directory was removed while the job ran: what it held of steps, incidents and logs is lost"
 _T = TypeVar("_T")
 

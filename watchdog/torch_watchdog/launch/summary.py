@@ -27,6 +27,7 @@ from torch_watchdog.phrases import (
 
 __all__ = [
     "END_FIELDS",
+    "LAST_LINES",
     "JobEnd",
     "end_of",
     "ended_by",
@@ -56,6 +57,7 @@ END_FIELDS = (
     "left_behind",
     "replays",
 )
+LAST_LINES = 12  # of a launch, about its job
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}  # a word that is not known here is taken for the gravest
 _LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
 _CALL_RESTORE = (
@@ -159,6 +161,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
             _headline(first, end),
             *_facts(first, end),
             *([] if first.get("kind") in ("rank.hang", "rank.desync") else _stood_still(end)),
+            *_failed_besides(first, found),
             *_afterwards(first, end, earlier, others=sum(not is_order(found) for found in incidents if found is not first)),
         ]
     if end.recorded_by:
@@ -168,7 +171,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         notes.append(
             f"--resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
         )
-    return [*lines[: 10 - len(notes)], *(f"  note   {note}" for note in notes)]
+    return [*lines[: LAST_LINES - len(notes)], *(f"  note   {note}" for note in notes)]
 
 
 def left_behind(pids: Sequence[int]) -> str:
@@ -310,6 +313,17 @@ def _facts(incident: Incident, end: JobEnd) -> list[str]:
         facts.append(("what", what_happened(incident)))
     facts += [("why", shortened(incident.get("cause", ""), here)), ("fix", shortened(incident.get("fix", ""), here))]
     return [f"  {label:<6} {one_line(text)}" for label, text in facts if text]
+
+
+def _failed_besides(first: Incident, found: Sequence[Incident]) -> list[str]:
+    """What went wrong on another rank while a bad batch was being answered: to mend the batch would not mend that."""
+    if not first.get("batch"):
+        return []
+    others = [
+        one for one in found if one.get("attempt") == first.get("attempt") and not one.get("batch") and one.get("severity") == "critical"
+    ]
+    other = first_to_tell(others)
+    return [] if other is None else [f"  also   {one_line(f'{who(other)}: {what_happened(other)}')}"]
 
 
 def _where(bound: Mapping[str, Any], here: str) -> str:
