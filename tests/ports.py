@@ -10,17 +10,25 @@ import itertools
 import os
 import socket
 
-__all__ = ["free_port"]
+__all__ = ["free_port", "ports_of"]
 
-_FIRST, _EACH = 22_000, 2_500  # for each of four workers
+_PORTS = range(22_000, 32_000)
 _next = itertools.count(os.getpid() * 61)
 
 
+def ports_of(worker: int, workers: int) -> range:
+    """Those of one of pytest's workers, counted from 0: no other's, however many there are."""
+    parts = max(4, workers)
+    part, each = worker % parts, len(_PORTS) // parts  # who comes in place of one that crashed has a number past all
+    return _PORTS[part * each : (part + 1) * each]
+
+
 def free_port() -> int:
-    """One that nobody listens at; the same again only after thousands."""
-    first = _FIRST + _EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4)
+    """One that nobody listens at; the same again only after hundreds."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    ours = ports_of(int(worker.removeprefix("gw")), int(workers))
     while True:
-        port = first + next(_next) % _EACH
+        port = ours[next(_next) % len(ours)]
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
