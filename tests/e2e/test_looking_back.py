@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import duckdb
 import pytest
 from launching import environment, launch, script, torchrun, until, watchdog
 
@@ -48,6 +47,7 @@ def test_a_run_that_was_stopped_differs_by_its_end_and_not_before(folder: Path) 
 
 
 def test_other_tools_read_the_steps_of_a_real_run(folder: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
     told(folder, "timeline", "one", "--parquet", "t.parquet", "--perfetto", "t.json")
     steps = {rank["rank"]: rank["step"] for rank in json.loads(told(folder, "timeline", "one", "--json"))["ranks"]}
     table = duckdb.read_parquet(str(folder / "t.parquet"))

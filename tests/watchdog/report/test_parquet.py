@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import duckdb
+import pytest
 from histories import history
 
 from torch_watchdog.report.parquet import write_parquet
 
 
 def test_another_library_reads_back_every_step(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
     path = tmp_path / "steps.parquet"
     assert write_parquet(history(), path) == 24
     table = duckdb.read_parquet(str(path))
