@@ -48,6 +48,15 @@ def torchrun(*arguments: str, ranks: int = 2, options: tuple[str, ...] = ()) -> 
     return [str(BIN / "torchrun"), "--nproc-per-node", str(ranks), "--master-port", str(free_port()), *options, *arguments]
 
 
+def is_torchrun(pid: int) -> bool:
+    """However it was started: some installations' `torchrun` is a line of shell that runs its module."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended meanwhile
+        return False
+    return words[1:3] == [b"-m", b"torch.distributed.run"] or (words[1:] != [] and words[1].endswith(b"/torchrun"))
+
+
 def script(name: str, *arguments: object) -> list[str]:
     return [str(SCRIPTS / name), *map(str, arguments)]
 

@@ -10,24 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import BIN, Ended, ended, launch, script, start, torchrun, until, watchdog
+from launching import BIN, Ended, ended, is_torchrun, launch, script, start, torchrun, until, watchdog
+from process_tree import tree
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-
-def tree(pid: int) -> list[int]:
-    """The process and everything below it, in whatever session."""
-    parents = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = [pid]
-    for parent in found:
-        found += [child for child, its in parents.items() if its == parent]
-    return found
 
 
 def to_the_wrapper(process: subprocess.Popen[str], number: int) -> None:
@@ -43,7 +29,7 @@ def to_everybody(process: subprocess.Popen[str], number: int) -> None:
 
 
 def to_the_launcher(process: subprocess.Popen[str], number: int) -> None:
-    (launcher,) = (pid for pid in tree(process.pid) if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].endswith(b"/torchrun"))
+    (launcher,) = (pid for pid in tree(process.pid) if is_torchrun(pid))
     os.kill(launcher, number)
 
 

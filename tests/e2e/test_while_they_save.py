@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import Ended, ended, launch, script, start, torchrun, until, watchdog
+from launching import Ended, ended, is_torchrun, launch, script, start, torchrun, until, watchdog
+from process_tree import children
 
 from torch_watchdog_agent.node.processes import is_alive
 
@@ -35,8 +36,7 @@ def until_they_save(folder: Path, *ranks: int) -> None:
 
 
 def kill_torchrun(wrapper: subprocess.Popen[str]) -> None:
-    children = (Path(f"/proc/{wrapper.pid}/task/{wrapper.pid}/children")).read_text().split()
-    (pid,) = [int(child) for child in children if b"/torchrun" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[1]]
+    (pid,) = (child for child in children(wrapper.pid) if is_torchrun(child))
     os.kill(pid, signal.SIGKILL)
 
 

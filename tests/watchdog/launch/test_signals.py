@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from process_tree import children
 
 WRAPPER = """
 import os, sys
@@ -73,10 +74,6 @@ def test_a_signal_to_the_wrapper_reaches_the_command_once(number: signal.Signals
     process.send_signal(signal.SIGTERM)
     assert line(process) == "got 15"  # nothing in between: the first came once
     assert process.wait(TIMEOUT_S) == 7
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.parametrize("way", ["to the group", "to every process"])
