@@ -16,6 +16,7 @@ from torch_watchdog_proto.names import spoken
 from torch_watchdog_proto.sentences import count
 
 __all__ = [
+    "ENDED_WITHOUT_A_WORD",
     "allowed_range",
     "as_our_fault",
     "as_typed",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 Incident = Mapping[str, Any]
+ENDED_WITHOUT_A_WORD = "ended without a word: its launcher was killed"
 
 
 def who(incident: Incident) -> str:

@@ -85,7 +85,10 @@ def test_the_status_of_an_ended_job_comes_from_disk(runs: Runs, ended_job: RunDi
 
 def test_a_job_whose_launcher_was_killed_is_not_called_running(runs: Runs) -> None:
     runs.add_job("killed", exit_code=None)
-    assert "its launcher was killed" in runs("status", "killed").stdout
+    for command in ("status", "timeline"):
+        assert "its launcher was killed" in runs(command, "killed").stdout
+    runs("report", "killed")
+    assert "its launcher was killed" in (runs.folder / "watchdog_runs" / "killed" / "report.html").read_text()
 
 
 def test_without_a_name_the_newest_job_is_meant(runs: Runs, ended_job: RunDirectory) -> None:

@@ -19,6 +19,7 @@ from torch_watchdog.launch.nodes import shared_token
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.say import say
+from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD
 from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.steps import RankTrack, tracks
@@ -104,7 +105,10 @@ class DiskJob:
             (node, session, replace(report, steps=StepTable.of(list(holds_steps(report.blocks, rank)))))
             for node, session, report in read_reports(root)
         )
-        history = history_of(self.name, self.record(), reports, incidents=self.incidents(), events=read_events(root))
+        record = self.record()
+        if self._is_dead(record):
+            record = {**record, "exit_reason": ENDED_WITHOUT_A_WORD}
+        history = history_of(self.name, record, reports, incidents=self.incidents(), events=read_events(root))
         return replace(history, scan=headline(read_results(root))) if is_scan(root) else history
 
     def folder(self) -> Path | None:
@@ -114,8 +118,10 @@ class DiskJob:
         record = self.record()
         if is_scan(self.directory.root):
             return () if record.get("exit_code") is None else (str(record["exit_reason"]),)
-        is_dead = record.get("exit_code") is None and self._live_status() is None
-        return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here(), is_dead=is_dead)
+        return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here(), is_dead=self._is_dead(record))
+
+    def _is_dead(self, record: Mapping[str, Any]) -> bool:
+        return record.get("exit_code") is None and self._live_status() is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import click
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_facts, print_json, print_last_words, print_table
 from torch_watchdog.cli.source import JobLook, find_job, listed
+from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD
 from torch_watchdog.report.live import live_lines
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
@@ -83,7 +84,7 @@ def _facts(job: JobStatus) -> dict[str, object]:
 def _state(state: str, exit_code: int | None) -> str:
     if state != "ended":
         return state
-    return "ended without a word: its launcher was killed" if exit_code is None else f"ended, exit code {exit_code}"
+    return ENDED_WITHOUT_A_WORD if exit_code is None else f"ended, exit code {exit_code}"
 
 
 def _row(rank: RankStatus) -> tuple[object, ...]:

@@ -91,7 +91,7 @@ def _what_ran(history: JobHistory) -> str:
 def _how_it_ended(history: JobHistory) -> str:
     code, reason = history.record.get("exit_code"), history.record.get("exit_reason")
     if code is None:
-        return "It has not ended, or its launcher was killed before it could say how."
+        return f"It {reason}." if reason else "It has not ended."
     told = reason and not history.scan
     return _sentence(f"It ended with exit code {code} ({reason})" if told else f"It ended with exit code {code}")
 

@@ -72,8 +72,8 @@ def _headlines(job: Mapping[str, Any], tracks: Sequence[RankTrack]) -> list[str]
         parts.append(f"{seconds:.0f} s")
     code = job.get("exit_code")
     reason = f" ({job['exit_reason']})" if job.get("exit_reason") else ""  # only the launch's own record has it
-    again = f"ended, and the launcher started attempt {job['started_again']}" if job.get("started_again") else "not ended"
-    ended = again if code is None else f"exit code {code}{reason}"
+    again = f"ended, and the launcher started attempt {job['started_again']}" if job.get("started_again") else None
+    ended = (again or job.get("exit_reason") or "not ended") if code is None else f"exit code {code}{reason}"
     return [one_line(", ".join(parts)), one_line(ended)]
 
 
