@@ -85,6 +85,31 @@ def test_one_failure_on_two_ranks_at_the_same_moment_is_told_as_both() -> None:
     assert [end.rank for end in both_raise(apart_ms=20, where=("train.py:60", "train.py:61")).culprits] == [0]
 
 
+def raise_one_by_one(*texts: str) -> FirstFailure:
+    """Each 100 ms after the one before it."""
+    watch = play([f"node a rank {rank} step 5 raised at {10 + rank / 10}: {text}" for rank, text in enumerate(texts)])
+    first = watch.verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    return first
+
+
+def test_what_another_rank_raises_by_itself_is_told_beside_the_first() -> None:
+    """It had been said to follow from the first, and was nowhere to be read."""
+    first = raise_one_by_one("KeyError: 'x'", "IndexError: Target 7 is out of bounds.", "RuntimeError: Connection closed by peer")
+    assert [end.rank for end in first.besides] == [1] and first.victims == (1, 2)
+    told = judge(first)
+    assert told.cause.endswith("; rank 1 raised an error of its own after it: IndexError: Target 7 is out of bounds.")
+    assert "follows from this one" not in told.fix.replace("does not follow from this one", "")
+    assert judge(raise_one_by_one("KeyError: 'x'", "RuntimeError: Connection closed by peer")).fix.endswith("raises follows from this one")
+
+
+def test_of_many_that_raise_by_themselves_two_are_named() -> None:
+    told = judge(raise_one_by_one("KeyError: 'x'", "KeyError: 'x'", *(f"ValueError: {rank}" + "." * 900 for rank in range(2, 64))))
+    assert "; rank 1 raised the same by itself; rank 2 raised an error of its own after it: ValueError: 2.." in told.cause
+    assert told.cause.endswith("; 60 more ranks raised errors of their own") and len(told.cause) < 800
+    assert "other rank" not in judge(raise_one_by_one("KeyError: 'x'", "KeyError: 'x'")).fix
+
+
 def test_what_every_rank_raises_is_no_ranks_own_and_an_error_of_ours_says_what_to_do() -> None:
     both = both_raise(apart_ms=20)
     assert "each raised this by itself" in judge(both).cause and "no other rank" not in judge(both).cause

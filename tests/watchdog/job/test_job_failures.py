@@ -85,6 +85,38 @@ def test_a_rank_that_fails_by_itself_beside_the_bad_batch_of_another_is_told(
     assert run.end(1) == (65 if policy == "stop" else None)  # the batch would have stopped the job; to leave it out would not
 
 
+def test_what_a_rank_raises_by_itself_is_told_though_it_was_heard_of_after_the_verdict() -> None:
+    run = Run(world_size=4)
+    run.hello(0, 1, 2, 3)
+    told = []
+    for rank, text in enumerate(("ValueError: a mistake of this script", "IndexError: Target 7", "KeyError: 'x'", LOST.text)):
+        run.say(replace(OWN, rank=rank, time_ns=1 + rank * 100_000_000, text=text))
+        run.wait(20)
+        told.append((run.incidents[0]["cause"], run.incidents[0]["fix"]))
+    assert run.kinds == ["rank.exception"] and run.incidents[0]["ranks_affected"] == [1, 2, 3]
+    assert told[0][1].endswith("what any other rank raises follows from this one") and "rank 1" not in told[0][0]
+    for cause, fix in told[2:]:
+        one, other = (
+            "rank 1 raised an error of its own after it: IndexError: Target 7",
+            "rank 2 raised an error of its own after it: KeyError: 'x'",
+        )
+        assert f"; {one}; {other}" in cause and cause.count(one) == cause.count(other) == 1 and LOST.text not in cause
+        assert "is their own, and does not follow" in fix
+
+
+def test_what_another_rank_raises_by_itself_after_a_bad_batch_is_told_with_it() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.say(m.Refused(rank=1, step=5, micro_step=0, violation=BAD_TOKEN))
+    run.say(replace(OWN, rank=1, text="BadBatchError: refused"))
+    run.say(replace(OWN, time_ns=200_000_000))
+    run.report(events=(ended(0, 1, exit_code=1), ended(1, 2, exit_code=1)))
+    run.wait(5)
+    (batch,) = run.incidents
+    assert batch["kind"] == "batch.index_out_of_range" and batch["ranks_affected"] == [0]
+    assert f"ank 0 raised an error of its own after it: {OWN.text}" in batch["cause"] and "BadBatchError" not in batch["cause"]
+
+
 @pytest.mark.parametrize(("failed", "end"), [(LOST, {"exit_code": 1}), (None, {"exit_code": 1}), (None, {"signal": 15})])
 def test_a_rank_that_only_suffers_from_the_bad_batch_of_another_is_told_as_affected(failed: Failed | None, end: dict[str, int]) -> None:
     run = Run()

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job import incident as build
-from torch_watchdog.job.first_failure import FirstFailure, RankEnd, died_of_the_asking, waited_for_another
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd, died_of_the_asking, raised_its_own, waited_for_another
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
-from torch_watchdog.rules.death import NOTHING_KNOWN, Files, judge
+from torch_watchdog.rules.death import NOTHING_KNOWN, THEIRS_FOLLOW, Files, judge, of_the_others, raised_besides
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import Violation
-from torch_watchdog_proto.sentences import count
+from torch_watchdog_proto.sentences import and_then, count
 from torch_watchdog_proto.stop.events import Closed, Found, Opened
 from torch_watchdog_proto.stop.rescue import Ended
 
@@ -68,6 +68,8 @@ class Casebook:
         self._failure_id = self._rescue_told = ""  # which incident a failure is, and which one has said what became of the other ranks
         self._over = {found["id"] for found in self._incidents.values() if _was_skipped(found)}  # the training went on after them
         self._attempt = 0
+        self._named: dict[str, frozenset[int]] = {}  # failure -> the ranks that it is of
+        self._besides: dict[str, str] = {}  # incident -> what it tells of other ranks that failed by themselves
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
         self._inside: dict[int, Violation] = {}  # rank -> where in its model a loss went wrong
@@ -191,7 +193,7 @@ class Casebook:
         self._over.update([found["id"] for found in of_none if _is_left_out(found)])
         cause = self._cause_of(first)
         failed = [*(end.rank for end in first.culprits), *first.victims]
-        found = self._failure(first, failed, ranks, now) if cause is None else build.with_affected(cause, failed)
+        found = self._failure(first, failed, ranks, now) if cause is None else self._with_besides(build.with_affected(cause, failed), first)
         self._failure_id = found["id"]
         return self._keep(found), cause is None
 
@@ -248,6 +250,8 @@ class Casebook:
         own = next(iter(self._folders.values()))
         files = Files(logs=f"{self._folders.get(end.node, own)}/logs", stacks=f"{own}/incidents/{place.incident_id}/stacks.txt")
         verdict = judge(first, self._assertions, files, alone=not others)
+        self._named[place.incident_id] = frozenset(end.rank for end in first.culprits)
+        self._besides[place.incident_id] = raised_besides(first.besides, end.text)
         made = build.incident(
             place, kind=verdict.kind, severity=verdict.severity, summary=verdict.summary, cause=verdict.cause, fix=verdict.fix
         )
@@ -256,6 +260,20 @@ class Casebook:
         made["evidence"]["bundle"] = f"bundles/{self._attempt}-{end.rank}.safetensors" if end.text else None
         made["evidence"]["stacks"] = "stacks.txt" if end.hung else None
         return made
+
+    def _with_besides(self, found: Incident, first: FirstFailure) -> Incident:
+        """With what ranks have raised by themselves that were heard of after it, or whose failure is another than what was found before."""
+        named = self._named.get(found["id"], frozenset()) | {one["origin"]["rank"] for one in self._at_hand()}
+        own = (end for end in (*first.culprits, *first.besides) if raised_its_own(end) and end.rank not in named)
+        others = sorted(own, key=lambda end: end.rank)
+        text = (found["evidence"].get("exception") or {}).get("text", "")
+        before, words = self._besides.get(found["id"], ""), raised_besides(others, text)
+        if not words or words == before:
+            return found
+        self._besides[found["id"]] = words
+        # What was told before may begin with a capital.
+        cause = found["cause"].replace(before[1:], words[1:], 1) if before else and_then(found["cause"], words)
+        return found | {"cause": cause, "fix": found["fix"].replace(THEIRS_FOLLOW, of_the_others(others, text))}
 
     def _ordered(self, opened: Opened, ranks: Ranks, now: float) -> Incident:
         what = _ORDER_WORDS[opened.kind]

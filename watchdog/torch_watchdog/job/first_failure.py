@@ -24,6 +24,7 @@ __all__ = [
     "first_failure",
     "gave_up",
     "is_no_failure_of_its_own",
+    "raised_its_own",
     "waited_for_another",
 ]
 
@@ -91,12 +92,13 @@ class RankEnd:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
     """`culprits` has two ranks or more only where nothing tells which of them was first. `desync`: it ended well, with steps left to the others;
-    `skipped`: it left out a batch on its own, in the step that is named."""
+    `skipped`: it left out a batch on its own, in the step that is named. `besides`: of the victims, those that raised something of their own later."""
 
     culprits: tuple[RankEnd, ...]
     victims: tuple[int, ...]
     desync: bool = False
     skipped: bool = False
+    besides: tuple[RankEnd, ...] = ()
 
 
 def blames_a_peer(text: str) -> bool:
@@ -151,6 +153,17 @@ def first_failure(
         culprits=tuple(sorted(culprits, key=lambda end: end.rank)),
         victims=tuple(sorted({end.rank for end in failed} - {end.rank for end in culprits})),
         desync=bool(early),
+        besides=tuple(end for end in sorted(failed, key=lambda end: end.rank) if end not in culprits and raised_its_own(end)),
+    )
+
+
+def raised_its_own(end: RankEnd) -> bool:
+    """Whether the rank raised something that follows from nothing that another did, as far as its words tell."""
+    return (
+        bool(end.raised_ns and end.text)
+        and not end.hung
+        and not waited_for_another(end.text)
+        and not end.text.startswith("KeyboardInterrupt")
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch_watchdog.job.first_failure import ASKED_TO_END, FirstFailure, RankEnd
@@ -16,12 +17,15 @@ from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
 from torch_watchdog.rules.loader_died import LoaderDeath, loader_death
 from torch_watchdog.rules.named import named
+from torch_watchdog_proto.sentences import and_then, count
 
-__all__ = ["Files", "Verdict", "judge"]
+__all__ = ["THEIRS_FOLLOW", "Files", "Verdict", "judge", "of_the_others", "raised_besides"]
 
 NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
+THEIRS_FOLLOW = "; what any other rank raises follows from this one"
+_MOST_BESIDES, _LONG_ERROR = 2, 200
 _HIGHEST_STATUS = 255
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
 
@@ -53,6 +57,33 @@ class Files:
 
 def judge(first: FirstFailure, known: Catalogue = NOTHING_KNOWN, files: Files = Files(), *, alone: bool = False) -> Verdict:
     """The kind and the words for the first failure. `known`: the catalogue of device-side assertions; `alone`: no other rank is known."""
+    verdict = _judge(first, known, files, alone=alone)
+    more = raised_besides(first.besides, first.culprits[0].text)
+    return replace(verdict, cause=and_then(verdict.cause, more)) if more else verdict
+
+
+def raised_besides(ends: Sequence[RankEnd], first: str) -> str:
+    """Of ranks that failed by themselves after the first, which raised `first`: `rank 1 raised an error of its own after it: ...`; empty where none did."""
+    same, others = [end.rank for end in ends if end.text == first], [end for end in ends if end.text != first]
+    parts = [f"{named(same)} raised the same by {'itself' if len(same) == 1 else 'themselves'}"] if same else []
+    parts += [f"rank {end.rank} raised an error of its own after it: {_short(end.text)}{_at(end)}" for end in others[:_MOST_BESIDES]]
+    more = len(others) - _MOST_BESIDES
+    return "; ".join([*parts, f"{count(more, 'more rank')} raised errors of their own"] if more > 0 else parts)
+
+
+def of_the_others(besides: Sequence[RankEnd], first: str) -> str:
+    """Of what other ranks raise than the first, in a fix."""
+    if not besides:
+        return THEIRS_FOLLOW
+    own = any(end.text != first for end in besides)
+    return "; what the cause names of other ranks is their own, and does not follow from this one" if own else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG_ERROR else f"{text[:_LONG_ERROR]} ..."
+
+
+def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) -> Verdict:
     end = first.culprits[0]
     where = _where(first)
     if first.skipped:
@@ -99,7 +130,7 @@ def _raised(first: FirstFailure, where: str, files: Files, *, alone: bool) -> Ve
         if several
         else f"it raised this itself{_status_told(end.text)}{'' if alone else ', and no other rank is known to have failed before'}"
     )
-    others = "" if alone else "; what any other rank raises follows from this one"
+    others = "" if alone else of_the_others(first.besides, end.text)
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
         severity="critical",
