@@ -25,6 +25,9 @@ def test_a_stopped_job_pages_once_and_the_line_that_resumes_it_resolves_it(tmp_p
         )
         done = next(line for line in page["payload"]["custom_details"]["lines"] if line.startswith("done: "))
         assert "2 ranks stopped at step" in done and "checkpoint verified" in done and "exit code 65" in done
+        assert not [
+            line for line in page["payload"]["custom_details"]["lines"] if "watchdog ack" in line
+        ]  # the launch has ended: who would take it?
         look = next(line for line in page["payload"]["custom_details"]["lines"] if line.startswith("look: ")).removeprefix("look: ")
         (tmp_path / "elsewhere").mkdir()
         shown = launch(tmp_path / "elsewhere", [*watchdog(), *shlex.split(look)[1:]])  # the reader may stand anywhere

@@ -57,6 +57,39 @@ class Desk:
         return told
 
 
+def mine(desk: Desk) -> str:
+    (alert,) = desk.desk.open_alerts
+    return next(line for line in alert.lines if line.startswith("mine: "))
+
+
+@pytest.mark.parametrize(
+    ("more", "exit_code", "can_be_acknowledged"),
+    [
+        ({}, 65, True),
+        ({"ended": True, "exit_code": 1}, None, True),
+        ({"outlived": False}, None, True),
+        ({"outlived": False}, 65, False),
+        ({"outlived": False, "ended": True, "exit_code": 1}, None, False),
+    ],
+)
+def test_an_acknowledgement_is_offered_where_the_daemon_that_takes_it_is_still_there(
+    more: dict[str, Any], exit_code: int | None, can_be_acknowledged: bool
+) -> None:
+    desk, found = Desk(PAGER), incident()
+    desk.see(found | {"action": found["action"] | {"exit_code": exit_code}}, **more)
+    assert mine(desk).startswith("mine: watchdog ack job/1") == can_be_acknowledged
+
+
+def test_nobody_is_called_again_only_because_the_launch_has_ended() -> None:
+    desk, found = Desk(PAGER), incident()
+    desk.see(found, outlived=False)
+    assert desk.sent(HOLD_S) == [(PAGER, "trigger")]
+    desk.see(found | {"status": "resolved"}, outlived=False, ended=True, exit_code=1)
+    assert desk.sent(HOLD_S) == []
+    desk.see(found | {"status": "resolved", "fix": "another"}, outlived=False, ended=True, exit_code=1)
+    assert desk.sent(HOLD_S) == [(PAGER, "trigger")] and "watchdog ack" not in mine(desk)
+
+
 def test_an_incident_is_told_once_after_what_was_done_about_it_can_be_known() -> None:
     desk = Desk()
     desk.see(incident())

@@ -12,7 +12,7 @@ from torch_watchdog.alerts.alert import Alert, Delivery
 from torch_watchdog.alerts.alertmanager import posted
 from torch_watchdog.alerts.pagerduty import event
 from torch_watchdog.alerts.receivers import check_url, receiver_of
-from torch_watchdog.alerts.text import lines_of, ranks_in_words, title_of, what
+from torch_watchdog.alerts.text import lines_of, ranks_in_words, says_the_same, title_of, what
 from torch_watchdog.daemon.alerting import Alerting
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.errors import ConfigError
@@ -66,6 +66,17 @@ def test_what_to_type_names_the_central_daemon_that_is_asked() -> None:
         "look: watchdog incidents nightly-7b --daemon watchdog.example.org:9470",
         "mine: watchdog ack nightly-7b/3 --daemon watchdog.example.org:9470",
     )
+
+
+def test_where_the_daemon_ends_with_the_job_the_alert_offers_no_command_that_nobody_would_answer() -> None:
+    told = ("--dir", "/runs")
+    lines = lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=told, is_last=True)
+    assert lines[-2:] == (
+        "look: watchdog incidents nightly-7b --dir /runs",
+        "mine: acknowledge it where it reached you: its launch has ended, or ends now, and tells nobody more of it",
+    )
+    assert says_the_same(lines, lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=told))
+    assert not says_the_same(lines, lines_of(bad_batch(), world_size=WORLD, page=None, runbook=None, asked=told))
 
 
 def test_a_folder_in_what_to_type_is_whole_or_not_there() -> None:

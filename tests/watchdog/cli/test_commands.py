@@ -68,6 +68,18 @@ def test_an_incident_that_is_named_without_its_job_is_told_how_it_is_named(runs:
     assert done.returncode == 2 and "'1' is no JOB/ID" in done.stderr and "train/1" in done.stderr
 
 
+def test_who_acknowledges_what_a_launch_died_of_is_told_that_nobody_is_told_more(runs: Runs, ended_job: RunDirectory) -> None:
+    """The daemon that would take it has ended with the launch: its last alert had named this very command, which was refused."""
+    done = runs("ack", "train-1/1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout.startswith("train-1/1: the launch of train-1 has ended, and tells nobody more of it")
+        and "where it arrived" in done.stdout
+    )
+    other = runs("ack", "train-1/9")
+    assert other.returncode == 1 and "it has no incident '9' (`watchdog incidents train-1` lists them)" in other.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -15,7 +15,7 @@ from typing import Any
 from torch_watchdog.alerts.alert import Alert, Delivery, key_of
 from torch_watchdog.alerts.open import Open, Rules
 from torch_watchdog.alerts.routes import Route, Silence, route_of
-from torch_watchdog.alerts.text import lines_of, title_of
+from torch_watchdog.alerts.text import lines_of, says_the_same, title_of
 
 __all__ = ["AlertDesk", "JobFacts"]
 
@@ -25,7 +25,8 @@ _MAX_OPEN_OF_JOB = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """What an alert must know of the job whose incident it tells. `page` and `runbook` make links of (job, incident) and of a kind;
-    `asked` is the option of commands that says whom or where; `exit_codes`: ours, as the launch's `[exit_codes]` has them.
+    `asked` is the option of commands that says whom or where; `exit_codes`: ours, as the launch's `[exit_codes]` has them; `outlived`: by this daemon,
+    which takes an acknowledgement when the job has ended, too.
     """
 
     job: str
@@ -38,6 +39,7 @@ class JobFacts:
     runbook: Callable[[str], str | None] = lambda _kind: None
     asked: Sequence[str] = ()
     exit_codes: Mapping[int, int] = field(default_factory=dict)
+    outlived: bool = True
 
 
 class AlertDesk:
@@ -204,10 +206,15 @@ class AlertDesk:
 
 def _alert(incident: Mapping[str, Any], job: JobFacts, known: Open | None, now: float) -> Alert:
     page, runbook = job.page(job.job, str(incident["id"])), job.runbook(str(incident["kind"]))
+    is_last = not job.outlived and (job.ended or incident["action"].get("exit_code") is not None)
+    lines = lines_of(
+        incident, world_size=job.world_size, page=page, runbook=runbook, asked=job.asked, exit_codes=job.exit_codes, is_last=is_last
+    )
+    if known is not None and known.was_told and says_the_same(lines, known.alert.lines):
+        lines = known.alert.lines
     return Alert(
         key=key_of(incident, job.training_job), training_job=job.training_job, job=job.job, attempt=incident["attempt"],
         incident=str(incident["id"]), kind=incident["kind"], severity=incident["severity"], title=title_of(incident),
-        lines=lines_of(incident, world_size=job.world_size, page=page, runbook=runbook, asked=job.asked, exit_codes=job.exit_codes),
-        starts_s=known.alert.starts_s if known is not None else now, node=incident["origin"].get("node"), rank=incident["origin"].get("rank"),
+        lines=lines, starts_s=known.alert.starts_s if known is not None else now, node=incident["origin"].get("node"), rank=incident["origin"].get("rank"),
         page=page, runbook=runbook,
     )  # fmt: skip

@@ -55,6 +55,10 @@ class Open:
         self._escalated = False
         self._resolved_s: float | None = None
 
+    @property
+    def was_told(self) -> bool:
+        return any(line.took for line in self.lines.values())
+
     def change(self, alert: Alert, now: float) -> None:
         """The newest words. What only repeats the old ones tells nobody anything."""
         if self.version == 0 or alert != self.alert:

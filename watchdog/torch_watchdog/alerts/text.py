@@ -13,12 +13,14 @@ from typing import Any
 
 from torch_watchdog_proto.sentences import count
 
-__all__ = ["lines_of", "ranks_in_words", "title_of", "typed"]
+__all__ = ["lines_of", "ranks_in_words", "says_the_same", "title_of", "typed"]
 
 _TITLE_CHARS = 120
 _LINE_CHARS = 200
 _TYPED_CHARS = 400
 _DONE = "done: "
+_MINE = "mine: "
+_WHERE_IT_CAME = "acknowledge it where it reached you: its launch has ended, or ends now, and tells nobody more of it"
 _AS_THEY_ARE: Mapping[int, int] = MappingProxyType({})
 _WHAT = {
     "batch": "bad batch",
@@ -64,9 +66,11 @@ def what(kind: str) -> str:
 
 def lines_of(
     incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, asked: Sequence[str] = (),
-    exit_codes: Mapping[int, int] = _AS_THEY_ARE,
+    exit_codes: Mapping[int, int] = _AS_THEY_ARE, is_last: bool = False,
 ) -> tuple[str, ...]:  # fmt: skip
-    """What, where, what was done, what to type, with the option that says who is asked (`asked`); the links last. `exit_codes`: ours, as this site has them."""
+    """What, where, what was done, what to type, with the option that says who is asked (`asked`); the links last. `exit_codes`: ours, as this site has them.
+    `is_last`: nobody is left who would take an acknowledgement.
+    """
     reached = ranks_in_words(incident.get("ranks_affected") or (), world_size)
     found = [
         str(incident["summary"]),
@@ -76,10 +80,15 @@ def lines_of(
     ]
     to_type = [
         f"look: {typed('incidents', str(incident['job']), asked)}",
-        f"mine: {typed('ack', '/'.join((str(incident['job']), str(incident['id']))), asked)}",
+        _MINE + (_WHERE_IT_CAME if is_last else typed("ack", "/".join((str(incident["job"]), str(incident["id"]))), asked)),
     ]
     links = [_cut(line, _LINE_CHARS) for line in (f"page: {page}" if page else "", f"help: {runbook}" if runbook else "")]
     return tuple(line for line in (*(_cut(line, _LINE_CHARS) for line in found), *to_type, *links) if line)
+
+
+def says_the_same(lines: Sequence[str], others: Sequence[str]) -> bool:
+    """All but who takes an acknowledgement, for which alone nobody is called again."""
+    return [line for line in lines if not line.startswith(_MINE)] == [line for line in others if not line.startswith(_MINE)]
 
 
 def typed(command: str, name: str, asked: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
-__all__ = ["JobLook", "all_jobs", "find_job", "listed", "live_client", "live_daemon"]
+__all__ = ["JobLook", "all_jobs", "find_job", "has_ended_with_its_daemon", "listed", "live_client", "live_daemon"]
 
 
 class JobLook(Protocol):
@@ -221,6 +221,11 @@ def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
             return _where_it_is_kept(of_slurm)
         raise UnknownJobError(name, tuple(path.name for path in _job_directories(directory)))
     return _where_it_is_kept(look)
+
+
+def has_ended_with_its_daemon(look: JobLook) -> bool:
+    """The daemon was the launch's own, which ends with it: a central one that is away comes back, and with it what it had open."""
+    return isinstance(look, DiskJob) and look.record().get("exit_code") is not None and _central_daemon(look) is None
 
 
 def _where_it_is_kept(look: DiskJob) -> JobLook:

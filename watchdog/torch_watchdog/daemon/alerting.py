@@ -238,7 +238,7 @@ class Alerting:
         return JobFacts(
             job=status.job, training_job=self._training_job(live.job.name), attempt=status.attempt, world_size=status.world_size,
             ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook, asked=self.asked,
-            exit_codes=self._config.exit_codes,
+            exit_codes=self._config.exit_codes, outlived=self._config.restores_all,
         )  # fmt: skip
 
     def _page(self, job: str, incident: str) -> str | None:
