@@ -22,12 +22,14 @@ __all__ = [
     "as_typed",
     "checkpoint_state",
     "count",
+    "is_good",
     "one_line",
     "shortened",
     "steps_told",
     "what_happened",
     "what_offends",
     "who",
+    "without_good",
 ]
 
 Incident = Mapping[str, Any]
@@ -107,11 +109,25 @@ def shortened(text: str, here: str) -> str:
 def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
     """`23 updates, verified`, or why it is not to be used."""
     applied = count(checkpoint.get("updates_applied", 0), "update")
+    if checkpoint.get("finite") is False:
+        return f"{applied}, holds NaN or infinity: do not use it"
     if not checkpoint.get("committed"):
         return f"{applied}, not complete: do not use it"
-    if not checkpoint.get("finite", True):
-        return f"{applied}, holds values that are not finite"
     return f"{applied}, as your on_checkpoint function wrote it" if checkpoint.get("format") == "callback" else f"{applied}, verified"
+
+
+def is_good(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a job may go on from it."""
+    return bool(checkpoint.get("committed")) and checkpoint.get("finite") is not False
+
+
+def without_good(checkpoint: Mapping[str, Any]) -> str:
+    """Behind `stopped on request`: what is wrong with what was saved, of a stop that left nothing to go on from."""
+    if is_good(checkpoint):
+        return ""
+    if checkpoint.get("path") and checkpoint.get("finite") is False:
+        return ", and what was saved holds NaN or infinity"
+    return ", and saved nothing that is complete" if checkpoint.get("path") else ", and saved nothing"
 
 
 def steps_told(steps: int, *, began: int | None, updates: int | None) -> str:

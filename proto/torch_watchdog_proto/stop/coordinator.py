@@ -44,7 +44,7 @@ from torch_watchdog_proto.stop.events import (
     StopRequested,
     Tell,
 )
-from torch_watchdog_proto.stop.order import OpenOrder, closed, commit_of, is_skip, manifest_of, ranks_in_words, why_not_whole
+from torch_watchdog_proto.stop.order import OpenOrder, closed, commit_of, is_skip, manifest_of, ranks_in_words, why_not_good, why_not_whole
 from torch_watchdog_proto.stop.recognise import Ranks, recognise
 from torch_watchdog_proto.stop.table import TABLE, Deed, Row, State, Trigger
 
@@ -244,8 +244,8 @@ class Coordinator:
         order = self._under_way()
         sealed = isinstance(event, FromRank) and isinstance(event.message, Committed)
         problem = _message(event, Committed).error if sealed else why_not_whole(order.saved.values())
-        if problem is not None:
-            order.reason = f"{order.reason}{NO_CHECKPOINT}{problem}"
+        if why := problem or why_not_good(order.saved.values()):
+            order.reason = f"{order.reason}{NO_CHECKPOINT}{why}"
         order.committed = problem is None and order.is_finite
         return self._tell(self._ranks.world, Leave(generation=order.generation, committed=order.committed))
 

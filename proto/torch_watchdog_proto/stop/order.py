@@ -11,7 +11,18 @@ from torch_watchdog_proto.messages import Commit, Saved, SavedFile
 from torch_watchdog_proto.stop.events import CheckpointFact, Closed, OrderKind
 from torch_watchdog_proto.stop.table import State
 
-__all__ = ["OpenOrder", "checkpoint_fact", "closed", "commit_of", "files_of", "is_skip", "manifest_of", "ranks_in_words", "why_not_whole"]
+__all__ = [
+    "OpenOrder",
+    "checkpoint_fact",
+    "closed",
+    "commit_of",
+    "files_of",
+    "is_skip",
+    "manifest_of",
+    "ranks_in_words",
+    "why_not_good",
+    "why_not_whole",
+]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +77,14 @@ def why_not_whole(parts: Collection[Saved]) -> str | None:
     if len(set(updates.values())) > 1:
         return f"the ranks have applied different numbers of updates: {updates}"
     return None
+
+
+def why_not_good(parts: Collection[Saved]) -> str | None:
+    """Why a checkpoint that is whole is none to go on from, or None."""
+    bad = [part.rank for part in parts if not part.finite]
+    if not bad:
+        return None
+    return f"NaN or infinity is in what {'rank' if len(bad) == 1 else 'ranks'} {ranks_in_words(bad)} saved, which is kept aside as not good"
 
 
 def manifest_of(order: OpenOrder) -> Mapping[str, Any]:

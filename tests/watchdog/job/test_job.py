@@ -255,6 +255,27 @@ def test_an_order_that_was_met_without_a_checkpoint_says_why() -> None:
     assert incident["summary"].endswith("now; no checkpoint: rank 0: OSError: No space left on device")
 
 
+def test_an_order_whose_checkpoint_holds_nan_says_so_in_its_incident_its_event_and_at_the_end() -> None:
+    run = Run(world_size=2)
+    run.hello(0, 1)
+    run.handle(OrderRequested(kind="order.stop", by="ann", reason="now"))
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=1, passed=2))
+    for rank in (0, 1):
+        run.say(m.Saved(rank=rank, generation=1, updates_applied=3, path="/r/step-3", format="dcp", finite=rank == 0))
+    run.say(m.Committed(rank=0, generation=1))
+    for rank in (0, 1):
+        run.say(m.Left(rank=rank, generation=1, updates_applied=3))
+    why = "NaN or infinity is in what rank 1 saved, which is kept aside as not good"
+    (incident,) = run.incidents
+    assert incident["summary"].endswith(f"now; no checkpoint: {why}")
+    made = incident["action"]["checkpoint"]
+    assert (made["path"], made["committed"], made["finite"]) == ("/r/not-good.step-3", False, False)
+    (event,) = (effect.event for effect in run.effects if isinstance(effect, AppendEvent) and effect.event["kind"] == "order.closed")
+    assert event["text"].endswith(why)
+    assert f"no good checkpoint was made: {why}" in run.job.outcome().lines
+
+
 def test_whoever_asks_for_a_stop_of_a_job_that_has_just_stopped_is_told_so() -> None:
     run = Run(world_size=2)
     run.hello(0, 1)
@@ -273,7 +294,7 @@ def test_why_no_checkpoint_was_made_is_told_at_the_end() -> None:
     run.say(m.Ack(rank=0, generation=1, passed=2))
     run.say(m.Saved(rank=0, generation=1, updates_applied=3, error="OSError: No space left on device"))
     run.say(m.Left(rank=0, generation=1, updates_applied=3))
-    assert "no checkpoint was made: rank 0: OSError: No space left on device" in run.job.outcome().lines
+    assert "no good checkpoint was made: rank 0: OSError: No space left on device" in run.job.outcome().lines
 
 
 def test_an_order_that_is_given_up_after_ranks_have_left_on_it_still_names_the_code() -> None:

@@ -219,6 +219,21 @@ def test_a_stop_that_somebody_asked_for_and_that_has_saved_nothing_says_so_first
     ]
 
 
+@pytest.mark.parametrize(
+    ("finite", "head", "state"),
+    [
+        (False, ", and what was saved holds NaN or infinity", "52 updates, holds NaN or infinity: do not use it"),
+        (True, ", and saved nothing that is complete", "52 updates, not complete: do not use it"),
+    ],
+)
+def test_a_stop_that_somebody_asked_for_says_what_is_wrong_with_what_it_saved(finite: bool, head: str, state: str) -> None:
+    order = {"kind": "order.stop", "severity": "info", "summary": "a clean stop", "cause": "maintenance", "fix": "nothing is wrong"}
+    made = {"path": "/home/a/r/step-52", "updates_applied": 52, "committed": False, "finite": finite}
+    lines = summarise([order | {"action": INCIDENT["action"] | {"checkpoint": made, "exit_code": 1}}], replace(END, exit_code=1))
+    assert lines[0] == f"job train-1 stopped on request{head} (exit code 1)"
+    assert f"  saved  r/step-52 ({state})" in lines and not any(line.startswith("  resume") for line in lines)
+
+
 def test_after_a_checkpoint_on_request_a_stop_on_request_tells_the_newer_checkpoint() -> None:
     def order(kind: str, step: int, exit_code: int | None) -> dict[str, Any]:
         checkpoint = INCIDENT["action"]["checkpoint"] | {"path": f"/home/a/r/checkpoints/step-{step}", "updates_applied": step}

@@ -17,7 +17,7 @@ from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError, WatchdogError
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import to_go_on
-from torch_watchdog.phrases import as_typed, checkpoint_state
+from torch_watchdog.phrases import as_typed, checkpoint_state, is_good
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.user import caller
 from torch_watchdog_agent.asked import TAKEN
@@ -56,12 +56,11 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
         waiting = _Awaited(client, look, kind, known=len(before), say=say)
         came_of_it = waiting.end(within_s=deadline_s - time.monotonic()) if wait else None
     checkpoint = ((came_of_it or {}).get("action") or {}).get("checkpoint") or {}
-    is_good = checkpoint.get("committed") and checkpoint.get("finite") is not False
     if as_json:
         print_json({"job": look.name, "accepted": True, "text": answer.text, "checkpoint": checkpoint or None})
-    elif is_good:
+    elif is_good(checkpoint):
         click.echo("\n".join([_told(checkpoint), *_to_go_on(look, checkpoint)]))
-    if came_of_it is not None and not is_good:
+    if came_of_it is not None and not is_good(checkpoint):
         raise OrderLostError(look.name, str(came_of_it.get("summary")))
 
 

@@ -90,7 +90,7 @@ class Ending:
         if self._closed is not None and (why := stop.why_no_more_skips(self._closed.reason)):
             yield why
         if self._closed is not None and stop.NO_CHECKPOINT in self._closed.reason:
-            yield f"no checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
+            yield f"no good checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
         if self._closed is None and self._given_up is not None:
             aim, why = _aim(self._given_up), self._given_up.reason
             is_saved = bool(self._rescues & self._good)

@@ -17,12 +17,14 @@ from torch_watchdog.phrases import (
     as_typed,
     checkpoint_state,
     count,
+    is_good,
     one_line,
     shortened,
     steps_told,
     what_happened,
     what_offends,
     who,
+    without_good,
 )
 
 __all__ = [
@@ -197,7 +199,7 @@ def ended_by(signalled: str) -> str:
 
 def _newest_saved(incidents: Sequence[Incident]) -> Incident:
     """Of whose checkpoint the job could go on: asked for while it ran, or of an earlier attempt. The newest good one; empty where there is none."""
-    good = [found for found in incidents if (made := _checkpoint_of(found)).get("committed") and made.get("finite", True)]
+    good = [found for found in incidents if is_good(_checkpoint_of(found))]
     return max(good, key=lambda found: _checkpoint_of(found).get("updates_applied", 0), default={})
 
 
@@ -266,8 +268,7 @@ def _nobody_reported(end: JobEnd) -> list[str]:
 def _headline(incident: Incident, end: JobEnd) -> str:
     action = incident.get("action") or {}
     if is_order(incident) and end.stopped_by_us:
-        nothing = "" if (action.get("checkpoint") or {}).get("committed") else ", and saved nothing"
-        return f"job {end.job} stopped on request{nothing} (exit code {end.exit_code})"
+        return f"job {end.job} stopped on request{without_good(_checkpoint_of(incident))} (exit code {end.exit_code})"
     if was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
         before = f"{incident.get('kind')} in attempt {incident.get('attempt')}"
         return f"job {end.job} finished in attempt {end.attempt} after {before} (exit code {end.exit_code})"
