@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torch_watchdog.job.failures import FailureWatch
-from torch_watchdog.job.first_failure import FirstFailure, blames_a_peer
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import judge
 from torch_watchdog_proto.messages import RankEvent
@@ -108,6 +108,13 @@ def test_of_many_that_raise_by_themselves_two_are_named() -> None:
     assert "; rank 1 raised the same by itself; rank 2 raised an error of its own after it: ValueError: 2.." in told.cause
     assert told.cause.endswith("; 60 more ranks raised errors of their own") and len(told.cause) < 800
     assert "other rank" not in judge(raise_one_by_one("KeyError: 'x'", "KeyError: 'x'")).fix
+
+
+def test_that_ranks_are_in_different_collectives_is_said_once() -> None:
+    why = "the ranks are in different collectives: number 9 of process group 0 is not the same on all; rank 1: barrier at t.py:7; rank 0: all_gather"
+    told = judge(FirstFailure(culprits=(RankEnd(rank=1, node="a", pid=1, step=5, hung=why, desync=True),), victims=(0,)))
+    assert told.summary == f"rank 1, in step 5: {why.partition(';')[0]}"
+    assert told.cause == "every rank waited, and not in the same collective: rank 1: barrier at t.py:7; rank 0: all_gather"
 
 
 def test_what_every_rank_raises_is_no_ranks_own_and_an_error_of_ours_says_what_to_do() -> None:

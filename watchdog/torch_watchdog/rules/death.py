@@ -200,12 +200,12 @@ def _desync(first: FirstFailure, where: str) -> Verdict:
 
 
 def _in_another(first: FirstFailure, where: str, files: Files) -> Verdict:
-    end = first.culprits[0]
+    what, _, places = first.culprits[0].hung.partition("; ")
     return Verdict(
         kind="rank.desync",
         severity="critical",
-        summary=f"{where}: {end.hung.partition(';')[0]}",
-        cause=f"every rank waited, and not in the same collective: {end.hung}",
+        summary=f"{where}: {what}",
+        cause=f"every rank waited, and not in the same collective{places and ': '}{places}",
         fix=f"let every rank call the same collectives in the same order and equally often: look at both places ({files.stacks}) for a branch, a loop of "
         "another length, or an early way out that only some ranks take",
     )
