@@ -117,6 +117,20 @@ def test_that_ranks_are_in_different_collectives_is_said_once() -> None:
     assert told.cause == "every rank waited, and not in the same collective: rank 1: barrier at t.py:7; rank 0: all_gather"
 
 
+CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4503599627370496 bytes."
+GPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.mark.parametrize(("text", "of_host"), [("MemoryError", True), (CPU, True), (GPU, False)])
+def test_whose_memory_ran_out_is_told_and_the_error_once(text: str, of_host: bool) -> None:
+    told = judge(
+        FirstFailure(culprits=(RankEnd(rank=1, node="a", pid=1, step=5, text=text, where="train.py:31", raised_ns=1),), victims=())
+    )
+    assert (told.kind, told.summary) == ("memory.oom", f"rank 1, in step 5: {text} at train.py:31")
+    assert text not in told.cause
+    assert ("host" in told.cause, "look at train.py:31" in told.fix, "smaller batches" in told.fix) == (of_host, of_host, not of_host)
+
+
 def test_what_every_rank_raises_is_no_ranks_own_and_an_error_of_ours_says_what_to_do() -> None:
     both = both_raise(apart_ms=20)
     assert "each raised this by itself" in judge(both).cause and "no other rank" not in judge(both).cause

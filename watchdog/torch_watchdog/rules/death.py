@@ -28,6 +28,7 @@ THEIRS_FOLLOW = "; what any other rank raises follows from this one"
 _MOST_BESIDES, _LONG_ERROR = 2, 200
 _HIGHEST_STATUS = 255
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
+_OUT_OF_HOST_MEMORY = re.compile(r"DefaultCPUAllocator|(?<!OutOf)MemoryError", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,17 +224,18 @@ def _asserted(where: str, found: Assertion) -> Verdict:
 
 
 def _out_of_memory(end: RankEnd, where: str) -> Verdict:
-    by_kernel = "oom-kill" in end.log
-    what = "the kernel killed it for want of memory (cgroup oom_kill)" if by_kernel else (end.text or "out of memory") + _at(end)
-    return Verdict(
-        kind="memory.oom",
-        severity="critical",
-        summary=f"{where}: {what}",
-        cause="the container's memory limit was reached: loader workers and pinned memory count too"
-        if by_kernel
-        else f"an allocation failed on this rank: {what}",
-        fix="raise the limit, or take fewer loader workers and smaller batches" if by_kernel else "smaller batches, or shorter sequences",
-    )
+    what = (end.text or "out of memory") + _at(end)
+    if "oom-kill" in end.log:
+        what = "the kernel killed it for want of memory (cgroup oom_kill)"
+        cause = "the container's memory limit was reached: loader workers and pinned memory count too"
+        fix = "raise the limit, or take fewer loader workers and smaller batches"
+    elif _OUT_OF_HOST_MEMORY.search(end.text or end.log):
+        place = end.where or "the last line of its traceback"
+        cause = f"the host's memory, not a GPU's, could not give what was asked for{_at(end)}"
+        fix = f"look at {place}: how much it asks for, and what is kept from step to step; loader workers and pinned memory take host memory, too"
+    else:
+        cause, fix = "an allocation failed on this rank", "smaller batches, or shorter sequences"
+    return Verdict(kind="memory.oom", severity="critical", summary=f"{where}: {what}", cause=cause, fix=fix)
 
 
 def _had_raised(end: RankEnd) -> bool:
