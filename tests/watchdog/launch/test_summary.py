@@ -538,7 +538,38 @@ def test_a_failure_of_which_nothing_was_saved_tells_what_somebody_had_asked_for_
     assert lines[0] == "job train-1 failed: rank.exception (exit code 1)"
     assert "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified), on request" in lines
     assert any(line.startswith("  resume") for line in lines)
-    assert not any("on request" in line for line in summarise([asked, failed | {"kind": "loss.not_finite"}], replace(END, exit_code=70)))
+
+
+@pytest.mark.parametrize(("policy", "exit_code", "stopped"), [("stop", 70, True), ("observe", 1, False), ("observe", 0, False)])
+def test_a_job_whose_loss_became_nan_goes_on_from_what_somebody_had_asked_for_before_that(
+    policy: str, exit_code: int, stopped: bool
+) -> None:
+    """As its fix says; not from one of later."""
+    action = INCIDENT["action"] | {"policy": policy, "exit_code": exit_code if stopped else None, "checkpoint": None}
+    nan = INCIDENT | {"kind": "loss.not_finite", "batch": None, "step": 7, "action": action}
+    end = replace(END, exit_code=exit_code, stopped_by_us=stopped)
+    lines = summarise([asked_for(5), asked_for(9), nan], end)
+    assert [line for line in lines if line.startswith("  saved")] == ["  saved  r/checkpoints/step-5 (5 updates, verified), on request"]
+    assert [line.split(" --")[2] for line in lines if line.startswith("  resume")] == ["resume r/checkpoints/step-5 torchrun"]
+    none = summarise([asked_for(9), nan], end)
+    assert [line for line in none if line.startswith(("  saved", "  resume"))] == ["  saved  no checkpoint was written"] * stopped
+
+
+def test_a_stop_on_request_that_saved_nan_tells_the_good_checkpoint_of_before_too() -> None:
+    made = {"path": "/home/a/r/not-good.step-52", "updates_applied": 52, "committed": False, "finite": False}
+    stop = {"kind": "order.stop", "severity": "info", "summary": "a clean stop", "action": INCIDENT["action"] | {"checkpoint": made}}
+    lines = summarise([asked_for(5), stop], replace(END, exit_code=1))
+    assert [line for line in lines if line.startswith("  saved")] == [
+        "  saved  r/not-good.step-52 (52 updates, holds NaN or infinity: do not use it)",
+        "  saved  r/checkpoints/step-5 (5 updates, verified), on request",
+    ]
+    assert any(line.startswith("  resume") and "r/checkpoints/step-5" in line for line in lines)
+
+
+def asked_for(step: int) -> dict[str, Any]:
+    made = INCIDENT["action"]["checkpoint"] | {"path": f"/home/a/r/checkpoints/step-{step}", "updates_applied": step}
+    action = INCIDENT["action"] | {"checkpoint": made, "exit_code": None}
+    return INCIDENT | {"kind": "order.checkpoint", "severity": "info", "action": action}
 
 
 def test_paths_in_a_sentence_are_as_a_person_would_type_them_here() -> None:

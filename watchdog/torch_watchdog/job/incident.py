@@ -25,6 +25,7 @@ __all__ = [
     "closed",
     "from_sign",
     "from_violation",
+    "has_diverged",
     "incident",
     "is_order",
     "number",
@@ -166,6 +167,11 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
 def is_order(incident: Mapping[str, Any]) -> bool:
     """Somebody asked for it: nothing went wrong, so there is neither culprit nor fix."""
     return str(incident.get("kind", "")).startswith("order.")
+
+
+def has_diverged(incident: Mapping[str, Any]) -> bool:
+    """A loss or gradient was no number: what the training holds since is no state to go on from, however it ends."""
+    return incident.get("kind") in ("loss.not_finite", "grad.not_finite")
 
 
 def rescued(found: Mapping[str, Any], rescue: Ended) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from torch_watchdog.job.incident import is_order
+from torch_watchdog.job.incident import has_diverged, is_order
 from torch_watchdog.launch.plan import resume_command
 from torch_watchdog.phrases import (
     as_typed,
@@ -152,8 +152,9 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     """Without the prefix that a terminal line carries."""
     if end.ranks_reported == 0:
         return _nobody_reported(end)
-    earlier, found = _newest_saved(incidents), [found for found in incidents if found.get("kind") != "order.checkpoint"]
+    found = [found for found in incidents if found.get("kind") != "order.checkpoint"]
     first = first_to_tell(found, ended_in=end.attempt if end.exit_code else None)
+    earlier = _newest_saved(incidents, before=first if first is not None and has_diverged(first) else None)
     if first is None or _is_only_asked_for(first, end):
         lines = [_nothing_found(end), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_earlier(earlier, end))]
     elif end.recorded_by:
@@ -197,10 +198,15 @@ def ended_by(signalled: str) -> str:
     return "interrupted (SIGINT, as by Ctrl-C)" if signalled == "SIGINT" else f"ended by {signalled} from outside"
 
 
-def _newest_saved(incidents: Sequence[Incident]) -> Incident:
-    """Of whose checkpoint the job could go on: asked for while it ran, or of an earlier attempt. The newest good one; empty where there is none."""
-    good = [found for found in incidents if is_good(_checkpoint_of(found))]
-    return max(good, key=lambda found: _checkpoint_of(found).get("updates_applied", 0), default={})
+def _newest_saved(incidents: Sequence[Incident], *, before: Incident | None) -> Incident:
+    """Of whose checkpoint the job could go on: asked for while it ran, or of an earlier attempt. The newest good one, where one is from `before` that."""
+    step = None if before is None else before.get("step") if before.get("framework_step") is None else before["framework_step"]
+    good = [found for found in incidents if is_good(made := _checkpoint_of(found)) and (step is None or _updates_of(made) <= step)]
+    return max(good, key=lambda found: _updates_of(_checkpoint_of(found)), default={})
+
+
+def _updates_of(checkpoint: Mapping[str, Any]) -> int:
+    return int(checkpoint.get("updates_applied", 0))
 
 
 def _checkpoint_of(incident: Incident) -> Mapping[str, Any]:
@@ -215,14 +221,14 @@ def _sealed_by_ranks(end: JobEnd) -> list[str]:
     return [saved, *_resume_lines(end.sealed, end)]
 
 
-def _saved_earlier(found: Incident, end: JobEnd) -> list[str]:
+def _saved_earlier(found: Incident, end: JobEnd, *, diverged: bool = False) -> list[str]:
     """And how to go on from it, where the job did not come to its own end."""
     checkpoint = _checkpoint_of(found)
     if not checkpoint:
         return []
     when = "on request" if found.get("kind") == "order.checkpoint" else f"in attempt {found.get('attempt', 0)}"
     saved = f"  saved  {one_line(as_typed(checkpoint['path'], end.here))} ({checkpoint_state(checkpoint)}), {when}"
-    return [saved, *(_resume_lines(checkpoint, end) if end.exit_code else ())]
+    return [saved, *(_resume_lines(checkpoint, end) if end.exit_code or diverged else ())]
 
 
 def _is_only_asked_for(first: Incident, end: JobEnd) -> bool:
@@ -337,8 +343,8 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
     """What was saved, and what a person can type next."""
     checkpoint = _checkpoint_of(incident) or (end.stopped_by_us and end.sealed) or {}
     path = as_typed(checkpoint.get("path") or "", end.here)
-    says_so_itself = str(incident.get("kind")).startswith(("loss.", "grad."))  # from where to go on
-    before = [] if path or says_so_itself else _saved_earlier(earlier, end)
+    survived = was_survived(incident, attempt=end.attempt, exit_code=end.exit_code)
+    before = [] if is_good(checkpoint) else _saved_earlier(earlier, end, diverged=has_diverged(incident) and not survived)
     failed = bool(end.exit_code) and (incident.get("action") or {}).get("policy") == "rescue"
     lines = []
     if path:
@@ -347,10 +353,10 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
         lines.append("  saved  no checkpoint was written")
         if not end.resumed and (end.quarantine or (failed and not end.unused_resume)):
             lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
-    if path and checkpoint.get("committed") and not was_survived(incident, attempt=end.attempt, exit_code=end.exit_code):
-        lines += _resume_lines(checkpoint, end)
-    if not path and not says_so_itself:
-        lines += before or _resumed_before(end)
+    if is_good(checkpoint):
+        lines += [] if survived else _resume_lines(checkpoint, end)
+    else:
+        lines += before or ([] if has_diverged(incident) else _resumed_before(end))
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{also}")
