@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,10 +20,12 @@ from click.testing import CliRunner
 from namespaces import needs_mounts, where_mounted
 from terminal import Screen
 
+from torch_watchdog.alerts.alert import Alert
+from torch_watchdog.alerts.open import Open
 from torch_watchdog.cli.main import COMMANDS, watchdog
 from torch_watchdog.cli.options import given_words, launch_options
 from torch_watchdog.store.database import Database
-from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog.store.run_directory import RunDirectory, write_json
 
 
 def test_the_version_is_told(runs: Runs) -> None:
@@ -78,6 +81,34 @@ def test_who_acknowledges_what_a_launch_died_of_is_told_that_nobody_is_told_more
     )
     other = runs("ack", "train-1/9")
     assert other.returncode == 1 and "it has no incident '9' (`watchdog incidents train-1` lists them)" in other.stderr
+
+
+def test_alerts_that_ended_launches_left_open_are_listed_from_their_run_directories(runs: Runs, ended_job: RunDirectory) -> None:
+    now = time.time()
+    alert = Alert(
+        key="k", training_job="train-1", job="train-1", attempt=0, incident="1", kind="rank.died", severity="critical", title="what died", lines=(),
+        starts_s=now,
+    )  # fmt: skip
+    stands, old, over = (
+        Open(alert, {}, now),
+        Open(replace(alert, incident="2"), {}, now),
+        Open(replace(alert, incident="3", resolved=True), {}, now),
+    )
+    stands.stands_since_s, old.stands_since_s = now, now - 25 * 3600.0
+    write_json(ended_job.alerts_file, {"schema_version": 1, "alerts": [one.saved() for one in (stands, old, over)]})
+    done = runs("alert", "list")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert "no daemon runs here: what the launches in ./watchdog_runs have left open" in done.stderr
+    assert "train-1/1" in done.stdout and "train-1/2" not in done.stdout and "train-1/3" not in done.stdout
+    told = json.loads(runs("alert", "list", "--json").stdout)
+    assert [one["name"] for one in told["alerts"]] == ["train-1/1"] and told["silences"] == []
+    named = runs("alert", "list", "--daemon", "unix:/nowhere/x.sock")
+    assert named.returncode == 1 and "no daemon answered at unix:/nowhere/x.sock" in named.stderr
+
+
+def test_alerts_are_kept_quiet_by_a_daemon_that_runs(runs: Runs, ended_job: RunDirectory) -> None:
+    done = runs("alert", "silence", "--for", "2h")
+    assert done.returncode == 2 and "the newest launch here has ended: name a `watchdog serve`" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,10 @@ class Open:
     def was_told(self) -> bool:
         return any(line.took for line in self.lines.values())
 
+    def still_stands(self, now: float) -> bool:
+        """As `due` would find it: what a job died of is over after a day."""
+        return not self.alert.resolved and (self.stands_since_s is None or now < self.stands_since_s + _KEEP_S)
+
     def change(self, alert: Alert, now: float) -> None:
         """The newest words. What only repeats the old ones tells nobody anything."""
         if self.version == 0 or alert != self.alert:
@@ -75,7 +79,7 @@ class Open:
 
     def due(self, now: float, *, is_quiet: bool, closing: bool, may_send: Callable[[str], bool]) -> list[Delivery]:
         """`may_send` is asked only for what is due otherwise, and counts."""
-        if self.stands_since_s is not None and now >= self.stands_since_s + _KEEP_S:
+        if not self.alert.resolved and not self.still_stands(now):
             self.change(replace(self.alert, resolved=True), now)
         return [
             self._delivery(name, line, now, closing)

@@ -8,7 +8,7 @@ import click
 
 from torch_watchdog.cli.alert import daemon_of
 from torch_watchdog.cli.options import look_options, settings
-from torch_watchdog.cli.source import find_job, has_ended_with_its_daemon
+from torch_watchdog.cli.source import find_job, has_own_daemon
 from torch_watchdog.daemon.client import client_of
 from torch_watchdog.errors import DaemonUnreachableError, OrderRefusedError
 from torch_watchdog.user import caller
@@ -36,7 +36,7 @@ def command(context: click.Context, /, incident: str, **_: object) -> None:
             answer = client.acknowledge(incident, by=caller())
     except DaemonUnreachableError:
         look = find_job(job, directory=known.directory, daemon=known.daemon)
-        if not has_ended_with_its_daemon(look):
+        if not has_own_daemon(look) or look.record().get("exit_code") is None:
             raise
         if not any(str(found.get("id")) == number for found in look.incidents()):
             raise OrderRefusedError(job, f"it has no incident {number[:40]!r} (`watchdog incidents {job}` lists them)") from None

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -18,10 +18,14 @@ from torch_watchdog.alerts.heard import hearing, why
 from torch_watchdog.alerts.receivers import Receiver, receiver_of
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import moment, print_json, print_table
-from torch_watchdog.cli.source import find_job, live_daemon
+from torch_watchdog.cli.source import find_job, has_own_daemon, live_daemon
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import client_of
-from torch_watchdog.errors import AlertError
+from torch_watchdog.errors import AlertError, ConfigError, DaemonUnreachableError
+from torch_watchdog.launch.places import here
+from torch_watchdog.launch.say import say
+from torch_watchdog.phrases import as_typed
+from torch_watchdog.store.alerts import left_open
 from torch_watchdog.user import caller
 
 __all__ = ["command", "daemon_of"]
@@ -79,9 +83,21 @@ async def _test(receiver: Receiver) -> None:
 @json_option
 @click.pass_context
 def list_open(context: click.Context, /, as_json: bool, **_: object) -> None:
-    """List the alerts that the daemon has open, and what it keeps quiet (--daemon; else the newest launch's own)."""
-    with client_of(daemon_of(settings(context), None), os.environ) as client:
-        found, silences = client.alerts_and_silences()
+    """List the alerts that the daemon has open, and what it keeps quiet (--daemon; else the newest launch's own).
+
+    Where that has ended: what the launches in --dir have left open.
+    """
+    config = settings(context)
+    try:
+        with client_of(daemon_of(config, None), os.environ) as client:
+            found, silences = client.alerts_and_silences()
+    except DaemonUnreachableError:
+        if config.daemon != "auto" or not has_own_daemon(find_job(None, directory=config.directory, daemon="auto")):
+            raise
+        say(
+            f"no daemon runs here: what the launches in {as_typed(str(config.directory), here())} have left open (a running one: --daemon HOST:PORT)"
+        )
+        found, silences = tuple(asdict(alert) | {"name": alert.name} for alert in left_open(config.directory, now=time.time())), ()
     if as_json:
         print_json({"alerts": list(found), "silences": list(silences)})
         return
@@ -119,8 +135,14 @@ def silence(
     **_: object,
 ) -> None:
     """Tell nobody of what fits, for a time. What is still open then is told."""
-    seconds = _duration_s(duration)
-    with client_of(daemon_of(settings(context), None), os.environ) as client:
+    seconds, config = _duration_s(duration), settings(context)
+    try:
+        client = client_of(daemon_of(config, None), os.environ)
+    except DaemonUnreachableError as error:
+        raise ConfigError(
+            "--daemon", "a running daemon keeps alerts quiet, and the newest launch here has ended: name a `watchdog serve`"
+        ) from error
+    with client:
         answer = client.silence(jobs=jobs, kinds=kinds, severities=severities, seconds=seconds, by=caller(), comment=comment)
     click.echo(answer.text)
 

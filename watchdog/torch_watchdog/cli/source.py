@@ -30,7 +30,7 @@ from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
-__all__ = ["JobLook", "all_jobs", "find_job", "has_ended_with_its_daemon", "listed", "live_client", "live_daemon"]
+__all__ = ["JobLook", "all_jobs", "find_job", "has_own_daemon", "listed", "live_client", "live_daemon"]
 
 
 class JobLook(Protocol):
@@ -223,9 +223,9 @@ def find_job(name: str | None, *, directory: Path, daemon: str) -> JobLook:
     return _where_it_is_kept(look)
 
 
-def has_ended_with_its_daemon(look: JobLook) -> bool:
-    """The daemon was the launch's own, which ends with it: a central one that is away comes back, and with it what it had open."""
-    return isinstance(look, DiskJob) and look.record().get("exit_code") is not None and _central_daemon(look) is None
+def has_own_daemon(look: JobLook) -> bool:
+    """One that ends with the launch, and whose files lie here. A central one that is away comes back, and with it what it had open."""
+    return isinstance(look, DiskJob) and _central_daemon(look) is None
 
 
 def _where_it_is_kept(look: DiskJob) -> JobLook:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog.alerts.alert import lineage_of
+from torch_watchdog.alerts.alert import Alert, lineage_of
+from torch_watchdog.alerts.open import Open
 from torch_watchdog.store.run_directory import RunDirectory
 
-__all__ = ["all_saved_alerts", "has_open_alerts", "saved_alerts"]
+__all__ = ["all_saved_alerts", "has_open_alerts", "left_open", "saved_alerts"]
 
 _MAX_FILE_BYTES = 4 << 20
 
@@ -29,6 +30,12 @@ def all_saved_alerts(runs_dir: Path, *, take: Callable[[str], bool]) -> list[Map
     """Of every run that has any. `take`: whether a run is this daemon's to tell of; it may bring newer words of it first."""
     with_any = [path for path in sorted(runs_dir.glob("*/alerts.json")) if _read(path)]
     return [entry for path in with_any if take(path.parent.name) for entry in _read(path)]
+
+
+def left_open(runs_dir: Path, *, now: float) -> list[Alert]:
+    """What no daemon tells of any more and no later run has resolved, of every run of the folder."""
+    kept = [Open.from_saved(entry, {}) for entry in all_saved_alerts(runs_dir, take=lambda _: True)]
+    return [one.alert for one in kept if one is not None and one.still_stands(now)]
 
 
 def has_open_alerts(content: bytes) -> bool:
