@@ -228,10 +228,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon:
-    """The order was given up: forget its promises."""
+    """The order was given up: forget its promises. `aim`: what it was for, in words."""
 
     generation: int
     reason: str = ""
+    aim: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

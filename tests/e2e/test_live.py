@@ -156,6 +156,7 @@ def test_an_order_is_given_up_at_once_where_a_rank_does_not_know_how_far_it_is(t
     (tmp_path / "go").touch()
     run = ended(process, tmp_path)
     assert run.code == 0 and "(exit code 0)" in run.err and len(run.lines("done")) == 2, run.err
+    assert run.err.count("the stop that was asked for was given up: rank 1 can promise nothing: ") == 1, run.err
     assert committed(tmp_path) == set()
 
 

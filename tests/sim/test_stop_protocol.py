@@ -219,7 +219,9 @@ def test_a_stop_that_is_asked_for_in_an_evaluation_waits_for_its_end() -> None:
 
 def test_an_order_at_the_end_of_the_loop_is_closed_with_a_reason() -> None:
     world = job(Fault("stop", 0.9), world=2, steps=1, seed=1, delays=(0.3,))
-    assert [(closed.outcome, closed.reason) for closed in world.closed] == [("given_up", "the training ended before the order's step")]
+    assert [(closed.outcome, closed.reason) for closed in world.closed] == [
+        ("given_up", "the training ended before it could be carried out")
+    ]
 
 
 def test_a_hold_is_said_again_to_the_next_daemon_and_the_stop_is_as_clean_as_ever() -> None:

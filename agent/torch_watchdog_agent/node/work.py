@@ -62,7 +62,7 @@ class NodeWork:
         self._silent: set[tuple[int, int]] = set()  # (attempt, rank): asked where it is, and no answer yet
         self._looked_at: set[int] = set()  # pids, just now, for their loaders
         self._order = 0
-        self._given_up: set[str] = set()  # why
+        self._given_up: set[str] = set()  # lines
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -135,9 +135,8 @@ class NodeWork:
         if isinstance(tell.order, Release):
             reach("node", "before", tell.order)
             self._release(tell.attempt, tell.rank, kill=tell.order.kill)
-        if isinstance(tell.order, Abandon) and tell.order.reason not in self._given_up:
-            self._given_up.add(tell.order.reason)
-            self._say(f"what the job was to do was given up: {tell.order.reason}")
+        if isinstance(tell.order, Abandon):
+            self._tell_given_up(f"{tell.order.aim or 'an order to all ranks'} was given up: {tell.order.reason}")
         if isinstance(tell.order, Look):
             self._tell_loader(tell.attempt, tell.rank)
             if not tell.order.generation:
@@ -146,6 +145,12 @@ class NodeWork:
         if isinstance(tell.order, Free):
             self._keepers.freed(tell.attempt, tell.rank, tell.order.generation)
         self._relay.tell(tell)
+
+    def _tell_given_up(self, line: str) -> None:
+        """Once: every rank of the node hears of it."""
+        if line not in self._given_up:
+            self._given_up.add(line)
+            self._say(line)
 
     def _tell_state(self, attempt: int, rank: int) -> None:
         """A process that is stopped cannot answer: the kernel's word for it goes beside the answers of those that can."""

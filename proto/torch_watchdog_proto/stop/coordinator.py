@@ -43,6 +43,7 @@ from torch_watchdog_proto.stop.events import (
     Refusal,
     StopRequested,
     Tell,
+    aim_of,
 )
 from torch_watchdog_proto.stop.order import OpenOrder, closed, commit_of, is_skip, manifest_of, ranks_in_words, why_not_good, why_not_whole
 from torch_watchdog_proto.stop.recognise import Ranks, recognise
@@ -262,7 +263,8 @@ class Coordinator:
     def _give_up(self, event: Event, now: float) -> tuple[Effect, ...]:
         order, reason = self._under_way(), self._why_given_up(event)
         undecided = order.state in ("preparing", "committed")
-        ending: Order = Abandon(generation=order.generation, reason=reason) if undecided else Leave(generation=order.generation)
+        aim = aim_of(order.kind, leaves=order.leave)
+        ending: Order = Abandon(generation=order.generation, reason=reason, aim=aim) if undecided else Leave(generation=order.generation)
         return self._tell(self._ranks.here, ending) + self._end("given_up", reason, now)
 
     def _why_given_up(self, event: Event) -> str:
@@ -278,7 +280,7 @@ class Coordinator:
             case FromRank(message=Hold()):
                 return "a bad batch came first"
             case FromRank():
-                return "the training ended before the order's step"
+                return "the training ended before it could be carried out"
         order = self._under_way()
         heard = {"preparing": order.passed.keys(), "leaving": order.left}.get(order.state, order.saved.keys())
         return f"no word from ranks {ranks_in_words(self._ranks.world - heard)} in time ({order.state})"

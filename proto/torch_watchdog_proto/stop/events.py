@@ -24,6 +24,7 @@ __all__ = [
     "StopRequested",
     "Tell",
     "Tick",
+    "aim_of",
     "why_no_more_skips",
 ]
 
@@ -144,6 +145,21 @@ class Refusal:
 
 
 Effect: TypeAlias = Tell | Found | Opened | Closed | Refusal
+
+
+def aim_of(kind: OrderKind, *, leaves: bool) -> str:
+    """What an order was for, in the words of who reads of it at night."""
+    match kind:
+        case "batch":
+            return "the stop for the bad batch" if leaves else "the skip of the bad batch"
+        case "order.stop":
+            return "the stop that was asked for"
+        case "order.checkpoint":
+            return "the checkpoint that was asked for"
+        case "order.preemption":
+            return "the stop before the machine is taken away"
+        case "loss.not_finite":
+            return "the stop for a loss that is no number"
 
 
 def why_no_more_skips(reason: str) -> str:

@@ -307,4 +307,7 @@ def test_an_order_that_is_given_up_after_ranks_have_left_on_it_still_names_the_c
     run.say(m.Left(rank=0, generation=1, updates_applied=5))
     run.say(m.Left(rank=1, generation=1, updates_applied=5))
     assert run.end(0) == 65
-    assert any(line.startswith("the stop could not be completed: no word from ranks 0, 1 in time") for line in run.job.outcome().lines)
+    assert any(
+        line.startswith("the stop for the bad batch could not be completed: no word from ranks 0, 1 in time")
+        for line in run.job.outcome().lines
+    )

@@ -9,6 +9,7 @@ from torch_watchdog.job.events import (
     OrderRequested,
     RankGone,
     Refused,
+    SendOrder,
 )
 from torch_watchdog_proto import messages as m
 
@@ -83,7 +84,12 @@ def test_a_skipped_batch_is_resolved_and_names_no_code() -> None:
 
 @pytest.mark.parametrize(
     ("aim", "policy", "kind"),
-    [("the skip", "skip", "batch"), ("the checkpoint", "stop", "order.checkpoint"), ("the stop", "stop", "order.stop")],
+    [
+        ("the skip of the bad batch", "skip", "batch"),
+        ("the stop for the bad batch", "stop", "batch"),
+        ("the checkpoint that was asked for", "stop", "order.checkpoint"),
+        ("the stop that was asked for", "stop", "order.stop"),
+    ],
 )
 def test_what_could_not_be_completed_is_told_by_what_it_was_for(aim: str, policy: str, kind: str) -> None:
     run = Run(policy)
@@ -92,7 +98,9 @@ def test_what_could_not_be_completed_is_told_by_what_it_was_for(aim: str, policy
         run.say(hold(1, 5))
     else:
         run.handle(OrderRequested(kind=kind, by="ann", reason=""))
-    run.wait(400)  # no rank promises
+    told = run.wait(400)  # no rank promises
+    words = [effect.tell.order for effect in told if isinstance(effect, SendOrder)]
+    assert [word.aim for word in words if isinstance(word, m.Abandon)] == [aim, aim]
     assert [line.partition(" could not be completed: ")[0] for line in run.job.outcome().lines] == [aim]
 
 

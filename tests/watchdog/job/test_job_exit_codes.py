@@ -215,7 +215,7 @@ def test_a_stop_that_gave_way_to_a_failure_is_not_told_as_having_come_to_nothing
         run.say(m.Ack(rank=rank, generation=1, passed=8))
     lose_rank_1(run)
     (line,) = run.job.outcome().lines
-    assert line == "the stop gave way to a failure (rank 1 is gone); the state was saved all the same"
+    assert line == "the stop that was asked for gave way to a failure: rank 1 is gone; the state was saved all the same"
 
 
 def test_so_it_is_where_the_batch_is_found_once_the_failure_is_known() -> None:
@@ -224,7 +224,7 @@ def test_so_it_is_where_the_batch_is_found_once_the_failure_is_known() -> None:
     run.say(hold(0, 9))
     lose_rank_1(run)
     (line,) = run.job.outcome().lines
-    assert line == "the stop gave way to a failure (rank 1 is gone); the state was saved all the same"
+    assert line == "the stop for the bad batch gave way to a failure: rank 1 is gone; the state was saved all the same"
 
 
 def test_what_one_rank_saves_alone_takes_the_place_of_a_common_save_that_another_did_not_live_to_finish() -> None:

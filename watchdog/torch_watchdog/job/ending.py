@@ -92,16 +92,11 @@ class Ending:
         if self._closed is not None and stop.NO_CHECKPOINT in self._closed.reason:
             yield f"no good checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
         if self._closed is None and self._given_up is not None:
-            aim, why = _aim(self._given_up), self._given_up.reason
+            order = self._given_up
+            aim, why = stop.aim_of(order.kind, leaves=order.exit_code is not None), order.reason
             is_saved = bool(self._rescues & self._good)
             yield (
-                f"{aim} gave way to a failure ({why}); the state was saved all the same"
+                f"{aim} gave way to a failure: {why}; the state was saved all the same"
                 if is_saved
                 else f"{aim} could not be completed: {why}"
             )
-
-
-def _aim(order: stop.Closed) -> str:
-    if order.exit_code is not None:
-        return "the stop"
-    return "the checkpoint" if order.kind == "order.checkpoint" else "the skip"
