@@ -133,7 +133,7 @@ def test_a_stop_is_taken_back_while_a_rank_has_not_answered_and_nothing_of_it_re
     waiting = start_in(tmp_path / "asked", [*WATCHDOG, "stop", "job", "--dir", str(tmp_path / "watchdog_runs")])
     until(lambda: "every rank is told" in (tmp_path / "asked" / "out").read_text(), "the stop is under way")
     taken_back = launch(tmp_path, [*WATCHDOG, "stop", "job", "--cancel"])
-    assert (taken_back.code, taken_back.out) == (0, "every rank is told\n"), taken_back.err
+    assert (taken_back.code, taken_back.out) == (0, "asked: every rank is told\n"), taken_back.err
     asked = ended(waiting, tmp_path / "asked")
     assert asked.code == 1 and "given up: taken back by" in asked.err
     too_late = launch(tmp_path, [*WATCHDOG, "stop", "job", "--cancel"])

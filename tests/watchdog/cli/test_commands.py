@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -59,6 +60,41 @@ def test_a_file_that_cannot_be_executed_is_said_as_a_shell_says_it(runs: Runs) -
 def test_an_option_of_a_launch_is_refused_where_it_means_nothing(runs: Runs) -> None:
     done = runs("--policy", "skip", "jobs")
     assert done.returncode == 2 and "--policy is an option of a launch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        (("stop", "--foo"), "watchdog stop"),
+        (("token", "list", "--foo"), "watchdog token list"),
+        (("ack", "1"), "watchdog ack"),
+        (("--foo",), "watchdog"),
+    ],
+)
+def test_what_is_mistyped_names_the_help_of_its_own_command(runs: Runs, words: tuple[str, ...], whose: str) -> None:
+    done = runs(*words)
+    assert done.returncode == 2 and done.stderr.endswith(f" ({whose} --help)\n")
+
+
+def test_every_command_that_prints_a_table_takes_json(runs: Runs) -> None:
+    """README says so; the tokens' list did not."""
+
+    def lists(group: click.Group) -> list[click.Command]:
+        found = [group.get_command(click.Context(group), name) for name in group.list_commands(click.Context(group))]
+        inner = [one for command in found if isinstance(command, click.Group) for one in lists(command)]
+        return [command for command in found if command is not None and not isinstance(command, click.Group)] + inner
+
+    tables = [
+        command for command in lists(watchdog) if command.callback and "print_table" in inspect.getsource(inspect.unwrap(command.callback))
+    ]
+    assert len(tables) >= 6
+    assert [command.name for command in tables if not any("--json" in parameter.opts for parameter in command.params)] == []
+
+
+def test_tokens_are_listed_for_a_program_too_without_their_digests(runs: Runs) -> None:
+    assert runs("token", "add", "anna", "--role", "viewer", "--job", "team-*", "--tokens", "t.json").returncode == 0
+    told = json.loads(runs("token", "list", "--tokens", "t.json", "--json").stdout)
+    assert told == {"tokens": [{"name": "anna", "role": "viewer", "jobs": ["team-*"], "until_s": None}]}
 
 
 def test_an_option_that_a_command_has_itself_is_told_where_it_stands(runs: Runs) -> None:

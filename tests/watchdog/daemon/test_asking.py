@@ -100,7 +100,7 @@ def test_an_order_whose_daemon_is_killed_is_not_waited_for_any_more(place: Place
         [*WATCHDOG, "stop", "job", "--dir", str(place.runs)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert isinstance(rank.order(), Prepare)
-    assert asked.stdout is not None and asked.stdout.readline() == "every rank is told\n"
+    assert asked.stdout is not None and asked.stdout.readline() == "asked: every rank is told, and what comes of it is awaited\n"
     daemon.kill()
     out, err = asked.communicate(timeout=60)
     assert (asked.returncode, out) == (1, "")

@@ -113,7 +113,7 @@ def main() -> NoReturn:
         code = watchdog.main(sys.argv[1:] or ["--help"], prog_name="watchdog", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        say(f"{error.format_message()} (watchdog --help)")
+        say(f"{error.format_message()} ({_whose_help(error)} --help)")
         sys.exit(error.exit_code)
     except ConfigError as error:
         say(str(error))
@@ -134,6 +134,14 @@ def main() -> NoReturn:
         say(as_our_fault(error))
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _whose_help(error: click.ClickException) -> str:
+    """`watchdog token list`: the command that did not understand, where click or the words say which it was."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        return context.command_path
+    return " ".join(("watchdog", *(word for word in sys.argv[1:2] if word in COMMANDS)))
 
 
 def _end_quietly() -> NoReturn:

@@ -52,7 +52,7 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
         if not answer.accepted:
             raise OrderRefusedError(look.name, answer.text)
         if not as_json:
-            click.echo(answer.text)
+            click.echo(f"asked: {answer.text}, and what comes of it is awaited" if wait else f"asked: {answer.text}")
         waiting = _Awaited(client, look, kind, known=len(before), say=say)
         came_of_it = waiting.end(within_s=deadline_s - time.monotonic()) if wait else None
     checkpoint = ((came_of_it or {}).get("action") or {}).get("checkpoint") or {}

@@ -10,7 +10,8 @@ from typing import Any, cast, get_args
 
 import click
 
-from torch_watchdog.cli.output import moment, print_table
+from torch_watchdog.cli.options import json_option
+from torch_watchdog.cli.output import moment, print_json, print_table
 from torch_watchdog.daemon.grants import OWNER_NAME, RoleName, TokenEntry, new_entry, read_tokens, write_tokens
 from torch_watchdog.errors import ConfigError
 
@@ -92,8 +93,14 @@ def remove(name: str, path: Path) -> None:
 
 @command.command("list", short_help="Names, roles and jobs.")
 @_file
-def list_tokens(path: Path) -> None:
+@json_option
+def list_tokens(path: Path, as_json: bool) -> None:
     """List what the file grants."""
+    if as_json:
+        print_json(
+            {"tokens": [{"name": one.name, "role": one.role, "jobs": one.jobs, "until_s": one.until_s} for one in read_tokens(path)]}
+        )
+        return
     rows = [(one.name, one.role, " ".join(one.jobs), _until(one.until_s)) for one in read_tokens(path)]
     print_table(("name", "role", "jobs", "until"), rows, empty="no tokens")
 
