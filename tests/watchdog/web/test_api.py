@@ -59,6 +59,17 @@ def test_a_job_shows_its_ranks_and_the_list_does_not(fleet: Fleet) -> None:
     assert listed["job"] == "job" and listed["incidents"] == 1 and "ranks" not in listed
 
 
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_a_job_whose_loss_is_no_number_is_shown_and_says_so_in_a_word(fleet: Fleet, loss: str) -> None:
+    """Such a number cannot be said in JSON: it had been an internal server error."""
+    node = fleet.node()
+    node.rank(0, 1)
+    node.steps(0, 0, loss=float(loss))
+    answer = fleet.get("api/v1/jobs/job")
+    assert [rank["loss"] for rank in answer.json()["ranks"]] == [loss]
+    jsonschema.validate(answer.json(), schema_of(fleet.get("api/v1/openapi.json").json(), "/api/v1/jobs/{job}", "get", 200))
+
+
 def test_events_come_in_pages(fleet: Fleet) -> None:
     job_with_an_incident(fleet)
 

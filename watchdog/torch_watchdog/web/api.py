@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -157,8 +158,11 @@ def _without_ranks(status: JobStatus) -> dict[str, Any]:
 
 
 def _fields(status: JobStatus | RankStatus) -> dict[str, Any]:
-    """As they are: `asdict` copies each, a fifth of a second for 16,384 ranks, in which an order waits."""
-    return {name: getattr(status, name) for name in status.__slots__}
+    """As they are: `asdict` copies each, a fifth of a second for 16,384 ranks, in which an order waits. A loss that is no number is a word, as everywhere."""
+    fields = {name: getattr(status, name) for name in status.__slots__}
+    if (loss := fields.get("loss")) is not None and not math.isfinite(loss):
+        fields["loss"] = str(loss)
+    return fields
 
 
 def _problem(status: int, text: str) -> Response:

@@ -94,7 +94,7 @@ def _schemas() -> dict[str, Any]:
     order: dict[str, Any] = {"kind": {"enum": list(ORDER_KINDS)}, "reason": {"type": "string"}, "by": {"type": "string"}}
     return {
         "Job": job,
-        "RankStatus": _of_dataclass(RankStatus, {}),
+        "RankStatus": _of_dataclass(RankStatus, {"loss": {"type": ["number", "string", "null"]}}),
         "Jobs": _object({"jobs": {"type": "array", "items": _object(brief)}}),
         "Incident": _incident_schema(),
         "Incidents": _object({"incidents": {"type": "array", "items": _ref("Incident")}}),
