@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -113,6 +114,18 @@ def test_the_terminal_of_a_launch_hears_none_of_it(root: Path) -> None:
         run_that_dies(fleet)
         until(lambda: fleet.get("api/v1/jobs/job").json()["state"] == "ended")
     assert fleet.said == []
+
+
+def test_a_loss_that_became_nan_and_is_only_observed_has_one_line_at_the_terminal_of_its_launch(root: Path) -> None:
+    with Fleet(root) as fleet:
+        node = fleet.node(policy="observe")
+        node.rank(0, 1)
+        for step, loss in enumerate((1.0, math.nan, math.nan)):
+            node.steps(0, step, loss=loss)
+        until(lambda: fleet.said)
+        node.goodbye(0)
+        until(lambda: fleet.get("api/v1/jobs/job").json()["state"] == "ended")
+    assert fleet.said == ["rank 0, step 1: the loss is nan: observed, nothing is changed, more of it is only recorded"]
 
 
 class FullDisk:

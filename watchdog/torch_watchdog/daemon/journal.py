@@ -1,6 +1,7 @@
 """The log of a central daemon, one line for each thing that changed: a job began or ended, an incident was found or is over, who was told of it.
 
-Owns the words. A launch's own daemon has none of this: that terminal is its user's. What comes from a job is shortened, and brings no control characters.
+Owns the words. A launch's own daemon has none of this but for `AtTerminal`: that terminal is its user's. What comes from a job is shortened, and brings no
+control characters.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_watchdog.job.incident import is_order
+from torch_watchdog.job.incident import has_diverged, is_order
 from torch_watchdog.phrases import count
 
 if TYPE_CHECKING:
     from torch_watchdog.daemon.live_job import JobListener, LiveJob
 
-__all__ = ["Journal", "Listeners", "printable"]
+__all__ = ["AtTerminal", "Journal", "Listeners", "printable"]
 
 _MAX_WORDS = 200
 
@@ -58,6 +59,32 @@ class Journal:
 
     def given_up(self, live: LiveJob) -> None:
         """Said for all of them at once, by who noticed."""
+
+
+class AtTerminal:
+    """A JobListener for who watches a launch: a loss that has become NaN and stops nothing has a line, once. An order of ours is told by its ranks."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told: set[tuple[str, str]] = set()  # job and id of incidents
+
+    def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 - as JobListener has it
+        self._told |= {(live.job.name, str(one["id"])) for one in live.job.incidents}
+
+    def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None:
+        key = live.job.name, str(incident["id"])
+        if has_diverged(incident) and incident["action"]["policy"] == "observe" and key not in self._told:
+            self._told.add(key)
+            self._say(f"{printable(str(incident['summary']))}: observed, nothing is changed, more of it is only recorded")
+
+    def reported(self, live: LiveJob, *, trains: bool) -> None:
+        """Nothing."""
+
+    def left(self, live: LiveJob) -> None:
+        """Nothing: its launch has the last words."""
+
+    def given_up(self, live: LiveJob) -> None:
+        """Nothing."""
 
 
 class Listeners:

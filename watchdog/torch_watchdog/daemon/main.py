@@ -19,7 +19,7 @@ from torch_watchdog.daemon.counters import Counters
 from torch_watchdog.daemon.disk import DiskReader, PastList
 from torch_watchdog.daemon.grants import Grants
 from torch_watchdog.daemon.ingest import Ingest
-from torch_watchdog.daemon.journal import Journal, Listeners
+from torch_watchdog.daemon.journal import AtTerminal, Journal, Listeners
 from torch_watchdog.daemon.keeping import keeping
 from torch_watchdog.daemon.listen import bind, new_server
 from torch_watchdog.daemon.query_service import QueryService
@@ -51,7 +51,8 @@ async def run_daemon(config: DaemonConfig, *, listening: Callable[[tuple[str, ..
     log = say if config.audit_file is not None else _quiet
     with _store(config, say) as (writer, index, store), contextlib.closing(DiskReader(config.runs_dir)) as disk:
         async with _alerting(config, writer, store, clock, say, log) as alerting:
-            listeners = Listeners(*(() if alerting is None else (alerting,)), Journal(log))
+            teller = AtTerminal(say) if config.audit_file is None else Journal(say)
+            listeners = Listeners(*(() if alerting is None else (alerting,)), teller)
             ingest = Ingest(config, writer=writer, clock=clock, changed=wake.set, counters=counters, listener=listeners, store=store)
             audit = Audit(config.audit_file, writer=writer, now=clock, say=say)
             elsewhere = None if store is None else store.elsewhere
