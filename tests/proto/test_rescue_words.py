@@ -30,8 +30,8 @@ class Run:
             else:
                 self.ended.append(effect)
 
-    def fail(self, rank: int, *, victim: bool = False, waits: bool = False) -> None:
-        failed = RankFailed(rank=rank, reason="it fell", generation=GENERATION, victim=victim, waits=waits)
+    def fail(self, rank: int, *, victim: bool = False, waits: bool = False, why_not: str = "") -> None:
+        failed = RankFailed(rank=rank, reason="it fell", generation=GENERATION, victim=victim, waits=waits, why_not=why_not)
         self.keep(self.rescue.handle(failed, now=self.now))
 
     def out(self, rank: int) -> None:
@@ -153,11 +153,21 @@ def test_a_state_with_nan_is_written_and_never_called_good() -> None:
     assert (fact.committed, fact.path) == (False, "/run/checkpoints/not-good.step-7")
 
 
-def test_where_nobody_else_is_there_it_is_over_at_once() -> None:
-    run = Run(world=1)
-    run.fail(0)
-    assert run.kinds(0) == [Leave]
-    assert run.ended[0].reason == "nothing was saved: no healthy rank is left (one that raises may be asked only in the middle of its step)"
+@pytest.mark.parametrize(
+    ("world", "why_not", "told"),
+    [
+        (1, "", "its process is gone"),
+        (1, "had trained nothing yet", "it had trained nothing yet"),
+        (2, "", "no healthy rank is left"),
+        (2, "had trained nothing yet", "no healthy rank is left: the last one had trained nothing yet"),
+    ],
+)
+def test_where_nobody_else_is_there_it_is_over_at_once(world: int, why_not: str, told: str) -> None:
+    run = Run(world)
+    for rank in range(world):
+        run.fail(rank, why_not=why_not)
+    assert run.kinds(world - 1)[-1] == Leave
+    assert run.ended[0].reason == f"nothing was saved: {told}"
 
 
 def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
@@ -165,10 +175,14 @@ def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
     run.fail(1)
     run.freed(0)
     run.fail(0)
-    assert (
-        run.ended[0].reason
-        == "nothing was saved: it fell; no healthy rank is left (one that raises may be asked only in the middle of its step)"
-    )
+    assert run.ended[0].reason == "nothing was saved: it fell; no healthy rank is left"
+
+
+def test_why_one_could_not_be_asked_is_not_said_of_one_that_is_gone_after_it() -> None:
+    run = Run(2)
+    run.fail(1, why_not="had trained nothing yet")
+    run.out(0)
+    assert run.ended[0].reason == "nothing was saved: no healthy rank is left"
 
 
 @pytest.mark.parametrize(("updates", "told"), [(7, "7 updates"), (1, "1 update")])
@@ -213,10 +227,7 @@ def test_the_last_that_raises_may_die_while_it_saves() -> None:
     run.freed(0)
     run.out(0)
     run.fail(0)
-    assert (
-        run.ended[0].reason
-        == "nothing was saved: rank 0 ended while it saved; no healthy rank is left (one that raises may be asked only in the middle of its step)"
-    )
+    assert run.ended[0].reason == "nothing was saved: rank 0 ended while it saved"
 
 
 def hsdp(*, updates: dict[int, int] | None = None, dead: int = 3) -> Run:

@@ -35,13 +35,15 @@ State: TypeAlias = Literal["idle", "freeing", "saving", "sealing", "over"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailed:
     """A rank raises, has died or hangs. `victim`: it only suffers from a peer's failure, waits for a word, and may hold a whole state. `waits`: it raises
-    something of its own and waits for a word, too: it is asked for what it held before that where no healthy rank is left."""
+    something of its own and waits for a word, too: it is asked for what it held before that where no healthy rank is left. `why_not`: why it cannot be, as
+    `failed between two steps`."""
 
     rank: int
     reason: str
     generation: int  # for the rescue, if this begins one
     victim: bool = False
     waits: bool = False
+    why_not: str = ""
     exit_code: int = 1
 
 
@@ -74,8 +76,10 @@ class RescueCoordinator:
         self._checkpoints_dir, self._grace_s = checkpoints_dir, grace_s
         self.state: State = "idle"
         self._here: set[int] = set()
+        self._ranks: set[int] = set()  # all that were ever here
         self._failed: set[int] = set()  # not victims
         self._last: int | None = None  # of those, one that waits, with no healthy rank left
+        self._why_not = ""  # the newest of those cannot be asked
         self._freed: dict[int, Freed] = {}
         self._told: set[int] = set()  # to save
         self._unable: set[int] = set()  # those that could not
@@ -93,6 +97,7 @@ class RescueCoordinator:
     def rank_here(self, rank: int) -> None:
         """A rank can be asked."""
         self._here.add(rank)
+        self._ranks.add(rank)
 
     def handle(self, event: Event, *, now: float) -> tuple[Effect, ...]:
         """Takes one event; returns what to do."""
@@ -113,6 +118,7 @@ class RescueCoordinator:
             return (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
         if not failed.victim:
             self._failed.add(failed.rank)
+            self._why_not = failed.why_not
             self._last = failed.rank if failed.waits and self._here <= self._failed else self._last
         effects: tuple[Effect, ...] = ()
         if self.state == "idle":
@@ -135,6 +141,7 @@ class RescueCoordinator:
 
     def _on_gone(self, rank: int, now: float) -> tuple[Effect, ...]:
         self._here.discard(rank)
+        self._why_not = self._why_not if rank in self._failed else ""
         if self.state in ("saving", "sealing") and rank in self._savers:
             return self._try_next(f"rank {rank} ended while it saved", now)
         return self._go_on(now)
@@ -200,13 +207,19 @@ class RescueCoordinator:
         return [complete[0][part] for part in sorted(complete[0])] if complete else []
 
     def _why_nothing(self) -> str:
-        nobody = () if self._asked() else ("no healthy rank is left (one that raises may be asked only in the middle of its step)",)
         if self._problem:
+            nobody = ("no healthy rank is left",) if not self._asked() and len(self._ranks) > 1 else ()
             return f"nothing was saved: {'; '.join((self._problem, *nobody))}"
         whys = dict.fromkeys(freed.why for _, freed in sorted(self._freed.items()) if freed.holds != "all" and freed.why)
         silent = sorted(self._asked() - self._freed.keys())
         parts = [*whys, *([f"no word from ranks {', '.join(map(str, silent[:8]))}"] if silent else [])]
-        return "nothing was saved: " + "; ".join(parts or nobody)
+        return "nothing was saved: " + ("; ".join(parts) or self._why_nobody())
+
+    def _why_nobody(self) -> str:
+        """Why none is asked."""
+        if len(self._ranks) > 1:
+            return "no healthy rank is left" + (f": the last one {self._why_not}" if self._why_not else "")
+        return f"it {self._why_not}" if self._why_not else "its process is gone"
 
     def _on_saved(self, saved: Saved, now: float) -> tuple[Effect, ...]:
         if self.state != "saving" or saved.rank not in self._savers:

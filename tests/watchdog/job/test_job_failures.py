@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from job_harness import BAD_TOKEN, Run, ended, exception, hold, orders, steps, stop_at
@@ -56,6 +57,7 @@ def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:
 
 
 OWN = Failed(rank=0, step=5, time_ns=1, updates_applied=5, text="ValueError: a mistake of this script", chain=("ValueError: a mistake",))
+GPU_LOST = "RuntimeError: CUDA error: unspecified launch failure"
 LOST = replace(OWN, text="RuntimeError: Connection closed by peer [127.0.0.1]:4242", chain=())
 
 
@@ -115,6 +117,24 @@ def test_what_another_rank_raises_by_itself_after_a_bad_batch_is_told_with_it() 
     (batch,) = run.incidents
     assert batch["kind"] == "batch.index_out_of_range" and batch["ranks_affected"] == [0]
     assert f"ank 0 raised an error of its own after it: {OWN.text}" in batch["cause"] and "BadBatchError" not in batch["cause"]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"step": 0, "between": True}, "it had trained nothing yet"),
+        ({"text": "SystemExit: 3", "chain": ("SystemExit: 3",)}, "it ended by an exit of the script's own, which is not held back"),
+        ({"text": GPU_LOST, "chain": (GPU_LOST,)}, "it has met an error of its GPU, which answers no more"),
+        ({"between": True}, "it failed between two steps, where what belongs to its last one may be still to come"),
+    ],
+)
+def test_why_one_that_trains_alone_saves_nothing_is_said_as_it_was(more: dict[str, Any], why: str) -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    told = run.say(replace(OWN, **more))
+    run.report(events=(ended(0, 1, exit_code=1),))
+    assert Free not in [kind for _, kind in orders(told)]
+    assert run.incidents[0]["cause"].endswith(f"; nothing was saved: {why}")
 
 
 @pytest.mark.parametrize(("failed", "end"), [(LOST, {"exit_code": 1}), (None, {"exit_code": 1}), (None, {"signal": 15})])

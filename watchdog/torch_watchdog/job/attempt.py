@@ -158,7 +158,8 @@ class Attempt:
             self._say_who_is_away(alive)
         victim = self._failures.is_victim(rank.pid)
         reason = f"rank {rank.rank}{' lost another' if victim else ''}: {failed.text}"
-        yield from self._rescue(rank.rank, reason, now, victim=victim, waits=_may_hold_something(failed))
+        why_not = _why_not_asked(failed)
+        yield from self._rescue(rank.rank, reason, now, victim=victim, waits=not why_not, why_not=why_not)
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
         """Whoever takes the machine away signals every rank, or one node's, and perhaps twice: that is one order."""
@@ -296,10 +297,13 @@ class Attempt:
 
     # The rescue of the others, once a rank has failed
 
-    def _rescue(self, rank: int, reason: str, now: float, *, victim: bool = False, waits: bool = False) -> Iterable[Effect]:
+    def _rescue(
+        self, rank: int, reason: str, now: float, *, victim: bool = False, waits: bool = False, why_not: str = ""
+    ) -> Iterable[Effect]:  # fmt: skip
         if not self._orders.are_possible:
             return ()
-        failed = RankFailed(rank=rank, reason=reason[:_MAX_REASON], generation=self._orders.next_generation(), victim=victim, waits=waits)
+        number = self._orders.next_generation()
+        failed = RankFailed(rank=rank, reason=reason[:_MAX_REASON], generation=number, victim=victim, waits=waits, why_not=why_not)
         return self._tell_each(self._rescues.failed(failed, now))
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
@@ -370,8 +374,13 @@ class Attempt:
         return self._shared.log.line(now, kind, attempt=self.number, text=text, **more)
 
 
-def _may_hold_something(failed: Failed) -> bool:
-    """Whether the state of a rank that raises may be asked for: of one in the middle of a step. Between two nobody knows what of the step was still to come
-    (a teacher's weights, a scaler), nor from a device that answers no more; a script that ends by an exit of its own is not kept waiting."""
-    is_over = failed.chain[-1:] and (failed.chain[-1].startswith("SystemExit") or any(map(_DEVICE_IS_LOST.search, failed.chain)))
-    return not failed.between and not is_over
+def _why_not_asked(failed: Failed) -> str:
+    """Why a rank that raises is not asked for its state; empty where it is: in the middle of a step. Between two nobody knows what of the step was still to
+    come (a teacher's weights, a scaler), nor from a device that answers no more; a script that ends by an exit of its own is not kept waiting."""
+    if failed.between and failed.step == 0:
+        return "had trained nothing yet"
+    if failed.chain and failed.chain[-1].startswith("SystemExit"):
+        return "ended by an exit of the script's own, which is not held back"
+    if any(map(_DEVICE_IS_LOST.search, failed.chain)):
+        return "has met an error of its GPU, which answers no more"
+    return "failed between two steps, where what belongs to its last one may be still to come" if failed.between else ""
