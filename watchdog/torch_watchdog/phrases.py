@@ -22,12 +22,14 @@ __all__ = [
     "as_typed",
     "checkpoint_state",
     "count",
+    "ended_by",
     "is_good",
     "one_line",
     "shortened",
     "steps_told",
     "what_happened",
     "what_offends",
+    "where_needed",
     "who",
     "without_good",
 ]
@@ -81,6 +83,13 @@ def what_offends(incident: Incident) -> str:
         return what_happened(incident) or text
     more = (batch.get("count") or 1) - 1
     return f"{text}, and {count(more, 'element')} more" if more else text
+
+
+def where_needed(bound: Mapping[str, Any], here: str) -> str:
+    """`embedding in wte (./model.py:31)`."""
+    module = f"in {bound['module']}" if bound.get("module") else ""
+    source = f"({as_typed(bound['source'], here)})" if bound.get("source") else ""
+    return " ".join(part for part in (bound.get("op") or "", module, source) if part)
 
 
 def allowed_range(bound: Mapping[str, Any]) -> str:
@@ -145,6 +154,11 @@ def as_our_fault(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     what = one_line(f"{type(error).__name__}: {error}")[:300]
     return f"this is a fault of torch-watchdog itself, please report it: {what} ({Path(where.filename).name}:{where.lineno})"
+
+
+def ended_by(signalled: str) -> str:
+    """How a launch ended that somebody ended from outside."""
+    return "interrupted (SIGINT, as by Ctrl-C)" if signalled == "SIGINT" else f"ended by {signalled} from outside"
 
 
 def one_line(text: str) -> str:

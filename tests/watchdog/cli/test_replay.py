@@ -82,6 +82,24 @@ def test_with_cuda_every_kernel_is_waited_for_and_nothing_is_doubted(bundle: Pat
     assert "on the CPU" not in done.stderr
 
 
+def test_a_jobs_name_or_run_directory_is_answered_with_its_bundles(bundle: Path) -> None:
+    run = bundle.parent.parent
+    for named in (run, bundle.parent):
+        done = replayed(named)
+        assert done.returncode == 2 and f"a replay takes one bundle of it: watchdog replay {bundle}" in done.stderr
+    by_name = subprocess.run(
+        [sys.executable, "-m", "torch_watchdog.cli", "--dir", str(run.parent), "replay", run.name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert by_name.returncode == 2 and f"watchdog replay {bundle}" in by_name.stderr
+    bundle.unlink()
+    assert "is a run directory without a bundle" in replayed(run).stderr
+    nothing = replayed("nope")
+    assert nothing.returncode == 2 and "there is no file 'nope': BUNDLE is one of a run directory" in nothing.stderr
+
+
 def test_a_torn_file_is_no_reason_to_stay_silent(bundle: Path) -> None:
     bundle.write_bytes(bundle.read_bytes()[:20])
     assert "second device" in replayed(bundle).stderr

@@ -312,6 +312,22 @@ def test_a_replay_tells_whose_batch_it_was_for_its_own_rank_and_step_are_always_
     assert lines[1] == "  who    rank 0, step 0 of the replay; the batch is of rank 1, step 5, dataset sample 45"
 
 
+def test_a_replay_that_raises_nothing_says_that_of_its_batch() -> None:
+    end = replace(END, replays="rank 1, step 5, dataset sample 45", exit_code=0, stopped_by_us=False, steps=0)
+    assert summarise([], end) == ["job train-1: the batch of rank 1, step 5, dataset sample 45 raised nothing here (exit code 0)"]
+    assert "nothing found (exit code 1)" in summarise([], replace(end, exit_code=1))[0]
+
+
+def test_a_rank_that_failed_on_a_batch_that_was_kept_is_told_with_the_line_that_runs_it_again() -> None:
+    found = INCIDENT | {"kind": "rank.exception", "batch": None, "evidence": {"bundle": "bundles/0-1.safetensors"}}
+    end = replace(END, exit_code=1, stopped_by_us=False)
+    once_more = "; its batch once more: watchdog replay watchdog_runs/train-1/bundles/0-1.safetensors"
+    assert summarise([found], end)[-1] == f"  more   watchdog timeline watchdog_runs/train-1{once_more}"
+    for without in (found | {"evidence": None}, INCIDENT | {"evidence": found["evidence"]}):
+        assert "replay" not in summarise([without], end)[-1]
+    assert "watchdog replay" not in summarise([found], replace(end, replays="rank 1"))[-1]
+
+
 def test_a_stop_that_was_taken_back_is_no_finding_of_a_job_that_went_on() -> None:
     taken_back = {
         "kind": "order.stop",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,24 +14,31 @@ from pathlib import Path
 
 import click
 
+from torch_watchdog.cli.options import settings
+from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plan import HIDDEN, is_launcher
 from torch_watchdog.launch.say import say
-from torch_watchdog.phrases import one_line
+from torch_watchdog.phrases import as_typed, one_line
 from torch_watchdog.replay.plan import doubts, environment_of, script_of
 from torch_watchdog.replay.recorded import recorded_for, run_of
 
 __all__ = ["command"]
 
+_MAX_NAMED = 4
+
 
 @click.command("replay", short_help="Run a recorded batch once more, on the CPU.", context_settings={"allow_interspersed_args": False})
 @click.option("--cuda", is_flag=True, help="On the GPU, waiting for every kernel (CUDA_LAUNCH_BLOCKING), instead of on the CPU.")
-@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
-def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
+@click.pass_context
+def command(context: click.Context, bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
     """Run the script that BUNDLE was recorded from up to its first step, in one process, with the recorded batch in the place of the first.
 
     The exception that comes is the script's own, with its true stack. Without CMD it is the script of the launch that wrote the bundle.
     """
+    if not bundle.is_file():
+        raise click.UsageError(_no_bundle(bundle, settings(context).directory))
     if words[:1] == ("--cuda",):  # typed behind BUNDLE
         cuda, words = True, words[1:]
     given = words[words[:1] == ("--",) :]
@@ -55,6 +63,19 @@ def command(bundle: Path, words: tuple[str, ...], cuda: bool) -> int:
     ours = ["--policy", "observe", "--dir", str(run_of(bundle) / "replays"), "run", "--replay", str(bundle.absolute()), "--", *script]
     environment = environment_of(os.environ, cuda=cuda, port=_free_port())
     return subprocess.run([sys.executable, "-m", "torch_watchdog.cli", *ours], env=environment, check=False).returncode
+
+
+def _no_bundle(name: Path, runs_dir: Path) -> str:
+    """What to type instead, of a job's name or run directory: whoever reads of a failed job has its name at hand."""
+    run = next((path for path in (name, runs_dir / name) if path.is_dir()), None)
+    if run is None:
+        return f"there is no file {str(name)!r}: BUNDLE is one of a run directory, as {runs_dir.name}/JOB/bundles/0-3.safetensors"
+    found = sorted((run if run.name == "bundles" else run / "bundles").glob("*.safetensors"))
+    if not found:
+        return f"{name} is a run directory without a bundle: no batch of it was held, and no rank failed on one that could be kept"
+    lines = [f"watchdog replay {shlex.quote(as_typed(str(path.absolute()), here()))}" for path in found[:_MAX_NAMED]]
+    more = f", and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return f"{name} is a run directory, and a replay takes one bundle of it: {', '.join(lines)}{more}"
 
 
 def _recorded_command(bundle: Path) -> Sequence[str]:

@@ -23,10 +23,10 @@ from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plain import become, become_for, cannot_start, described
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
-from torch_watchdog.launch.summary import LAST_LINES, JobEnd, ended_by, has_failed_of_its_batch, left_behind, summarise
+from torch_watchdog.launch.summary import LAST_LINES, JobEnd, has_failed_of_its_batch, left_behind, summarise
 from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
-from torch_watchdog.phrases import count
+from torch_watchdog.phrases import count, ended_by
 from torch_watchdog.replay.recorded import batch_of
 from torch_watchdog_agent.node.config import JobOutcome
 from torch_watchdog_proto.messages import EXIT_FAILED
@@ -224,7 +224,7 @@ def _tell_end(
         attempt=last.attempt if last else 0,
         standstill=last.standstill if last else "",
         left_behind=tuple(sorted(left)),
-        replays=_guarded(lambda: batch_of(Path(replay))) or "" if (replay := watch.seat.config.replay) else "",
+        replays=_guarded(lambda: batch_of(Path(replay))) or Path(replay).name if (replay := watch.seat.config.replay) else "",
         told=last is not None or outcome.told,
         options=tuple(options),
         command=watch.plan.command,

@@ -17,12 +17,14 @@ from torch_watchdog.phrases import (
     as_typed,
     checkpoint_state,
     count,
+    ended_by,
     is_good,
     one_line,
     shortened,
     steps_told,
     what_happened,
     what_offends,
+    where_needed,
     who,
     without_good,
 )
@@ -32,7 +34,6 @@ __all__ = [
     "LAST_LINES",
     "JobEnd",
     "end_of",
-    "ended_by",
     "has_failed_of_its_batch",
     "left_behind",
     "left_by_ranks",
@@ -186,16 +187,13 @@ def _nothing_found(end: JobEnd) -> str:
     how = f" was {ended_by(end.signalled)}" if was_interrupted else ", its command killed" if end.left_behind else ""
     steps = "" if end.steps is None else f"{steps_told(end.steps, began=end.began_at_update, updates=end.updates)}, "
     found = f"{steps}nothing found" if end.told else "what was found is not known"
+    if end.replays and end.told and not end.exit_code:
+        return f"job {end.job}: the batch of {end.replays} raised nothing here (exit code 0)"
     return f"job {end.job}{how}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"
 
 
 def _stood_still(end: JobEnd) -> list[str]:
     return [f"  note   it stood still by then: {end.standstill}"] if end.standstill and end.exit_code else []
-
-
-def ended_by(signalled: str) -> str:
-    """How a launch ended that somebody ended from outside."""
-    return "interrupted (SIGINT, as by Ctrl-C)" if signalled == "SIGINT" else f"ended by {signalled} from outside"
 
 
 def _newest_saved(incidents: Sequence[Incident], *, before: Incident | None) -> Incident:
@@ -315,7 +313,7 @@ def _facts(incident: Incident, end: JobEnd) -> list[str]:
     facts = [("who", who(incident) + (f" of the replay; the batch is of {end.replays}" if end.replays else ""))]
     if batch:
         facts.append(("what", what_offends(incident)))
-        facts.append(("where", _where(incident.get("bound") or {}, here)))
+        facts.append(("where", where_needed(incident.get("bound") or {}, here)))
     else:
         facts.append(("what", what_happened(incident)))
     facts += [("why", shortened(incident.get("cause", ""), here)), ("fix", shortened(incident.get("fix", ""), here))]
@@ -331,12 +329,6 @@ def _failed_besides(first: Incident, found: Sequence[Incident]) -> list[str]:
     ]
     other = first_to_tell(others)
     return [] if other is None else [f"  also   {one_line(f'{who(other)}: {what_happened(other)}')}"]
-
-
-def _where(bound: Mapping[str, Any], here: str) -> str:
-    module = f"in {bound['module']}" if bound.get("module") else ""
-    source = f"({as_typed(bound['source'], here)})" if bound.get("source") else ""
-    return " ".join(part for part in (bound.get("op") or "", module, source) if part)
 
 
 def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: int) -> list[str]:
@@ -359,8 +351,15 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
         lines += before or ([] if has_diverged(incident) else _resumed_before(end))
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
-    lines.append(f"  more   watchdog timeline {run_dir}{also}")
+    lines.append(f"  more   watchdog timeline {run_dir}{also}{_to_replay(incident, end)}")
     return lines
+
+
+def _to_replay(incident: Incident, end: JobEnd) -> str:
+    """Of a rank that failed on a batch that was kept. A bad batch has told all that a replay would."""
+    bundle = (incident.get("evidence") or {}).get("bundle") if str(incident.get("kind")).startswith("rank.") else None
+    path = shlex.quote(one_line(as_typed(f"{end.run_dir}/{bundle}", end.here)))
+    return "" if not bundle or end.replays else f"; its batch once more: watchdog replay {path}"
 
 
 def _resumed_before(end: JobEnd) -> list[str]:
