@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -233,6 +234,28 @@ def test_a_sentence_in_markdown_reads_as_one() -> None:
         "* `2023-11-14 22:13:25` UTC, `batch.index_out_of_range`: rank 1, step 5: `labels[2]` is 7, allowed `0..6` (see `num_labels`), in the loss."
     )
     assert "watchdog torchrun train.py --resume runs/train-1" in "\n".join(lines)
+
+
+def test_code_of_a_sentence_is_code_of_its_markdown() -> None:
+    line = markdown_of("see `watchdog status job`, or call `resize_token_embeddings(len(tokenizer))` (`a``b`) first")
+    assert "see `watchdog status job`, or call `resize_token_embeddings(len(tokenizer))` (`ab`) first" in line
+    assert "``" not in line.replace("```", "")
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({"status": "firing"}, "goes on"),
+        ({"status": "resolved"}, "over: the job has ended"),
+        ({"status": "resolved", "action": {"policy": "skip", "exit_code": None}}, "over"),
+        ({"status": "resolved", "kind": "order.stop"}, "over"),
+        ({"status": "resolved", "kind": "rank.hang", "action": {"policy": "rescue", "exit_code": None}}, "over: its ranks have ended"),
+        ({"status": "resolved", "kind": "rank.died", "action": {"policy": "none", "exit_code": None}}, "over: its ranks have ended"),
+        ({"status": "resolved", "kind": "rank.died", "severity": "warning", "action": None}, "over"),
+    ],
+)
+def test_what_a_job_died_of_does_not_read_as_mended(more: dict[str, Any], state: str) -> None:
+    assert facts_of(INCIDENT | more)["state"] == state
 
 
 def test_what_was_done_names_all_that_stopped_or_the_others_that_were_freed() -> None:

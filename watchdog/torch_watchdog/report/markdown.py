@@ -18,6 +18,7 @@ from torch_watchdog.report.story import card_of, next_steps, story
 __all__ = ["markdown_report"]
 
 _PLAIN = re.compile(r"\(?(?:[A-Za-z]+(?:['-][A-Za-z]+)*|\d+(?:\.\d+)?%?)'?\)?[,;:.!?]?\)?|=")
+_WORD = re.compile(r"(?:`[^`]*`|\S)+")
 _LIKE_A_COMMIT = re.compile(r"\(?[0-9a-f]{7}")
 _MAX_RANKS = 16
 _LOG_LINES = 25
@@ -67,8 +68,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _prose(text: str) -> str:
     """Words and numbers as they are, all else of a line in code; what lies between two pieces of code joins them."""
     pieces: list[tuple[bool, list[str]]] = []
-    for word in text.split():
+    for word in _WORD.findall(text):
         is_plain = bool(_PLAIN.fullmatch(word)) and not _LIKE_A_COMMIT.match(word)
+        if word.count("`") % 2 == 0:  # code by its own account: of two fences one is too many
+            word = word.replace("`", "") or word
         if pieces and pieces[-1][0] == is_plain and not word.startswith("("):
             pieces[-1][1].append(word)
         else:

@@ -19,7 +19,7 @@ from torch_watchdog.report.history import JobHistory
 __all__ = ["NextStep", "card_of", "clock", "facts_of", "next_steps", "story"]
 
 _MAX_NAMED = 8
-_STATES = {"firing": "goes on", "resolved": "over"}  # a job that died of it is over, too: nothing was mended
+_STATES = {"firing": "goes on", "resolved": "over"}
 _DONE = {
     "stop": "stops the job at a bad batch (policy stop)",
     "skip": "leaves a bad batch out and goes on (policy skip)",
@@ -130,7 +130,7 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
     facts = {
         "kind": found.get("kind"),
         "severity": found.get("severity"),
-        "state": _STATES.get(str(found.get("status")), found.get("status")),
+        "state": _state(found),
         "time": clock(found.get("time")),
         "who": "" if is_order(found) else who(found),
         "where it ran": ", ".join(f"{name} {origin[name]}" for name in ("node", "local_rank", "pid") if origin.get(name) is not None),
@@ -146,6 +146,17 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
         "checkpoint": f"{checkpoint['path']} ({checkpoint_state(checkpoint)})" if checkpoint.get("path") else "",
     }
     return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "")}
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    """What a job or its attempt died of is over, too: nothing was mended."""
+    action, word = found.get("action") or {}, _STATES.get(str(found.get("status")), str(found.get("status") or ""))
+    if word != "over" or is_order(found):
+        return word
+    if action.get("exit_code") is not None:
+        return "over: the job has ended"
+    has_died = action.get("policy") == "rescue" or str(found.get("kind")).startswith(("rank.died", "rank.exception", "rank.assert"))
+    return "over: its ranks have ended" if has_died and found.get("severity") == "critical" else word
 
 
 def _did(found: Mapping[str, Any], policy: str) -> str:
