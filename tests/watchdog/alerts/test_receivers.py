@@ -115,15 +115,19 @@ def test_a_silence_over_the_wire_keeps_quiet(root: Path) -> None:
         assert [body["payload"]["group"] for body in receiver.bodies()] == ["other"]
 
 
-def test_apprise_is_told_in_words(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_central", "mine"), [(True, "mine: watchdog ack job/1 --daemon "), (False, "mine: acknowledge it where it reached you: ")]
+)
+def test_apprise_is_told_in_words(root: Path, is_central: bool, mine: str) -> None:
+    """A central daemon goes on when the job has ended, and takes an acknowledgement; a launch's own does not."""
     with HttpReceiver() as receiver:
         url = f"json://127.0.0.1:{receiver.port}/hook"
-        with Fleet(root, alerts=pager(receiver, receivers={"pager": url})) as fleet:
+        with Fleet(root, alerts=pager(receiver, receivers={"pager": url}, restores_all=is_central)) as fleet:
             dies(fleet.node())
             until(lambda: receiver.got)
         ((path, body),) = receiver.got
         assert path == "/hook" and body["type"] == "failure" and body["title"].startswith("job: a rank died")
-        assert "mine: watchdog ack job/1" in body["message"]
+        assert mine in body["message"]
 
 
 @pytest.fixture
