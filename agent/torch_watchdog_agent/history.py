@@ -171,6 +171,15 @@ class History:
         """Whether a backward has begun since the last fetch."""
         return bool(self._losses)
 
+    @property
+    def loss_is_of_newest(self) -> bool:
+        """Whether the newest loss is certainly that of the newest batch: not where an evaluation, or all micro-batches of a step, were fetched before it."""
+        newest = self._pending[-1] if self._pending else None
+        if newest is None or newest.evaluation:
+            return False
+        waiting = sum(micro.loss is None and not micro.evaluation and micro.step == newest.step for micro in self._pending)
+        return waiting == len(self._losses)
+
     def newest_loss(self) -> float | None:
         """The loss of the newest backward, where it has arrived by now: in a loop that waits for its device in each step it has."""
         return arrived(self._losses[-1][0]) if self._losses else None

@@ -16,6 +16,7 @@ from torch_watchdog_proto.step_words import NO_STEPS
 from torch_watchdog_proto.step_words import StepBlock as StepBlock
 from torch_watchdog_proto.step_words import StepTable as StepTable
 from torch_watchdog_proto.step_words import TensorColumns as TensorColumns
+from torch_watchdog_proto.violation_words import KEPT_BATCH as KEPT_BATCH
 from torch_watchdog_proto.violation_words import BatchFact as BatchFact
 from torch_watchdog_proto.violation_words import BoundFact as BoundFact
 from torch_watchdog_proto.violation_words import Derived as Derived

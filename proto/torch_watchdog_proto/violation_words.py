@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["BatchFact", "BoundFact", "Derived", "Number", "Sample", "Violation"]
+__all__ = ["KEPT_BATCH", "BatchFact", "BoundFact", "Derived", "Number", "Sample", "Violation"]
+
+KEPT_BATCH = "loss.batch"  # a Violation's kind that is no finding: the batch of a loss that is not finite, for the incident of that loss
 
 Number: TypeAlias = int | float | str | None  # a str only for values JSON has no number for: "nan", "inf", "-inf"
 

@@ -24,6 +24,16 @@ def test_on_request_the_first_module_of_a_sharded_model_whose_output_is_not_fini
     assert (ended.run_dir / incident["evidence"]["bundle"]).stat().st_size  # for `watchdog replay`
 
 
+def test_the_rank_whose_loss_is_the_first_that_is_not_finite_keeps_its_batch_and_no_other_does(tmp_path: Path) -> None:
+    """Where no forward can be run again to find the module."""
+    ended = launch(tmp_path, [*watchdog("--job", "kept"), *torchrun(*script("not_finite.py"))])
+    (incident,) = ended.incidents
+    assert (ended.code, incident["kind"], incident["origin"]["rank"], incident["step"]) == (70, "loss.not_finite", 1, 10), ended.err
+    assert incident["evidence"] == {"samples": [41, 43], "bundle": "bundles/0-1-step-10.safetensors"}
+    assert [path.name for path in (ended.run_dir / "bundles").iterdir()] == ["0-1-step-10.safetensors"]
+    assert "with samples 41, 43 of the data set" in ended.err
+
+
 @pytest.mark.parametrize(
     ("options", "whose"),
     [

@@ -78,7 +78,7 @@ class Guard:
         self._watch = ModuleWatch(self._names) if watch_modules else None
         self._batches = 0
         self._one_at_a_time = threading.RLock()  # a prefetcher looks at batches in a thread of its own
-        self._handed: Origin | None = None  # the newest batch that the loop got
+        self.handed: Origin | None = None  # the newest batch that the loop got
         self._batch: object = None
         self._off = False
         self._told_version = 0
@@ -100,7 +100,7 @@ class Guard:
 
     def handed_over(self, checked: Checked, batch: object) -> None:
         """The loop gets `batch` now (it may have been moved to another device): trace the step if it must be."""
-        self._handed, self._batch = checked.origin, batch
+        self.handed, self._batch = checked.origin, batch
         if self._seen.waiting:
             self._seen.handed_over(checked.batch_id)
         if checked.needs_trace or self._tracer.mode is not None or checked.version != self._contract.version:
@@ -135,7 +135,7 @@ class Guard:
 
     def step_ended(self) -> None:
         """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
-        self._handed = self._batch = None
+        self.handed = self._batch = None
         if self._seen.waiting:
             self._seen.step_ended()
         if self._tracer.mode is not None:
@@ -323,7 +323,7 @@ class Guard:
     # Tracing and repair
 
     def _look_inside(self) -> Violation | None:
-        call, origin = self._tracer.call, self._handed
+        call, origin = self._tracer.call, self.handed
         if self._watch and (watched := self._watch.found(origin)):
             return watched
         if call is None or origin is None:
@@ -372,7 +372,7 @@ class Guard:
     def _diagnose(self, error: BaseException) -> Violation | None:
         with without_modes():
             found = self._tracer.diagnosed(error) or probability_violation(error)
-            return misfit(error, self._handed, self._batch) if found is None and self._handed is not None else found
+            return misfit(error, self.handed, self._batch) if found is None and self.handed is not None else found
 
     def _repair(self, batch: object, checked: Checked) -> object | None:
         with without_modes():

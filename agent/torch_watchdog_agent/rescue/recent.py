@@ -53,6 +53,17 @@ class RecentBatches:
             self._rank.say(f"the batch of this step could not be kept ({type(error).__name__}: {error})")
         return ""
 
+    def write_held(self, step: int) -> str:
+        """The batch of a step that goes on, under a name that no later failure takes; "" where it was not kept. Raises OSError."""
+        from torch_watchdog_agent.rescue import bundle
+
+        who, (at, batch) = self._rank.identity, self._kept[-1] if self._kept else (-1, None)
+        folder, name = Path(self._rank.config.run_dir) / bundle.FOLDER, bundle.held_name(attempt=who.attempt, rank=who.rank, step=step)
+        if at != step or not self._rank.config.bundles or not bundle.write(folder / name, batch, max_bytes=bundle.MAX_HELD_BYTES):
+            return ""
+        bundle.keep_newest(folder, attempt=who.attempt, rank=who.rank)
+        return f"{bundle.FOLDER}/{name}"
+
 
 def _is_on_host(batch: Any) -> bool:
     from torch_watchdog_agent.contract.flatten import leaves_of

@@ -154,6 +154,41 @@ def test_the_module_in_which_a_loss_went_wrong_is_the_cause_of_that_one_incident
     assert incident["summary"].startswith("rank 0, step 0: the loss is nan")
 
 
+def kept(rank: int, step: int) -> m.Noticed:
+    fact = m.BatchFact(key="", also=({"samples": [40, 41]},))
+    batch = m.Violation(
+        kind=m.KEPT_BATCH, summary="", cause="", fix="", batch=fact, severity="warning", bundle=f"bundles/0-{rank}-step-{step}.safetensors"
+    )
+    return m.Noticed(rank=rank, step=step, micro_step=0, violation=batch)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_batch_of_the_first_loss_that_is_nan_is_named_with_its_samples(late: bool) -> None:
+    run = Run()
+    run.hello(0, 1)
+    told = [
+        lambda: [run.say(kept(1, 1)), run.say(kept(0, 2))],
+        lambda: run.report(steps(0, 0, [1.0, 1.0, math.nan]), steps(1, 0, [1.0, math.nan])),
+    ]
+    for tell in reversed(told) if late else told:
+        tell()
+    (incident,) = run.incidents
+    assert incident["summary"] == "rank 1, step 1: the loss is nan, of a batch with samples 40, 41 of the data set"
+    assert incident["evidence"] == {"samples": [40, 41], "bundle": "bundles/0-1-step-1.safetensors"}
+    assert incident["cause"].count("that batch is kept in bundles/0-1-step-1.safetensors") == 1
+    assert "that rank was given in step 1" in incident["fix"] and "resume from" in incident["fix"]
+
+
+def test_the_batch_of_another_step_or_rank_is_not_that_of_the_loss() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.say(kept(1, 0))
+    run.say(kept(0, 1))
+    run.report(steps(0, 0, [1.0, 1.0]), steps(1, 0, [1.0, math.nan]))
+    assert run.kinds == ["loss.not_finite"]
+    assert run.incidents[0]["evidence"] == {} and "samples" not in run.incidents[0]["summary"]
+
+
 def test_what_another_rank_found_in_its_model_is_not_the_first_ranks_cause() -> None:
     run = Run()
     run.hello(0, 1)

@@ -36,7 +36,7 @@ def test_the_first_rank_is_told() -> None:
 def test_of_a_process_that_trains_alone_no_other_rank_and_no_all_reduce_is_told() -> None:
     first = found(block(0, 5, loss=NAN), ranks=1)
     assert first.cause == "the loss was nan at step 5: an update with it spoils every parameter"
-    assert first.fix.startswith("look at its batch")
+    assert first.fix.startswith("look at what it was given in step")
 
 
 def test_all_ranks_at_once_are_told_without_one() -> None:

@@ -15,7 +15,7 @@ from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, THEIRS_FOLLOW, Files, judge, of_the_others, raised_besides
 from torch_watchdog.rules.loss import Divergence
-from torch_watchdog_proto.messages import Violation
+from torch_watchdog_proto.messages import KEPT_BATCH, Violation
 from torch_watchdog_proto.sentences import and_then, count
 from torch_watchdog_proto.stop.events import Closed, Found, Opened
 from torch_watchdog_proto.stop.rescue import Ended
@@ -73,6 +73,7 @@ class Casebook:
         self._waiting: list[str] = []  # found, and no order opened for them yet
         self._of_order: dict[int, list[str]] = {}  # generation -> incidents
         self._inside: dict[int, Violation] = {}  # rank -> where in its model a loss went wrong
+        self._batches: dict[int, Found] = {}  # rank -> the batch of its first loss that went wrong
         self._of_rule: dict[tuple[str, int | None, str], str] = {}  # rule, rank, subject -> incident
 
     @property
@@ -80,7 +81,7 @@ class Casebook:
         return tuple(self._incidents.values())
 
     def begin_attempt(self, attempt: int) -> None:
-        self._attempt, self._waiting, self._of_order, self._inside = attempt, [], {}, {}
+        self._attempt, self._waiting, self._of_order, self._inside, self._batches = attempt, [], {}, {}, {}
         self._failure_id = self._rescue_told = ""
         self._of_rule = {}
 
@@ -89,6 +90,8 @@ class Casebook:
         violation = found.violation
         if violation.kind == "activation.not_finite":
             return self._traced_back(found)
+        if violation.kind == KEPT_BATCH:
+            return self._batch_of(found)
         known = self._known(found)
         if known is not None and found.how == "held":
             self._awaits_order(known)  # an earlier daemon was told first, whose order it was
@@ -122,6 +125,12 @@ class Casebook:
         known = next(of_rank, None)
         return None if known is None else self._keep(self._with_way_back(build.with_cause_inside(known, found.violation)))
 
+    def _batch_of(self, found: Found) -> Incident | None:
+        """The batch of a loss that is not finite, as its rank has kept it: no incident of its own either."""
+        self._batches[found.rank] = found
+        known = next((one for one in self._of_attempt() if one["kind"] == "loss.not_finite" and one["origin"]["rank"] == found.rank), None)
+        return None if known is None or known["step"] != found.step else self._keep(build.with_batch_kept(known, found.violation))
+
     def opened(self, opened: Opened, ranks: Ranks, now: float) -> Sequence[Incident]:
         """An order begins: it belongs to what was found before it, or to a person, who gets an incident of the order's own kind."""
         if opened.kind in _ORDER_WORDS:
@@ -147,6 +156,9 @@ class Casebook:
         )  # fmt: skip
         made = build.incident(place, kind=found.kind, severity="critical", summary=found.summary, cause=found.cause, fix=found.fix)
         self._waiting.append(made["id"])
+        batch = None if found.origin is None or found.first.is_gradient else self._batches.get(found.origin)
+        if batch is not None and batch.step == found.first.step:
+            made = build.with_batch_kept(made, batch.violation)
         inside = next((self._inside[rank] for rank in found.ranks if rank in self._inside), None)
         return self._keep(self._with_way_back(made if inside is None else build.with_cause_inside(made, inside)))
 

@@ -32,11 +32,13 @@ __all__ = [
     "rescued",
     "summary_of",
     "with_affected",
+    "with_batch_kept",
     "with_cause_inside",
     "with_reason",
 ]
 
 SCHEMA_VERSION = 1
+_SAMPLES_SHOWN = 8
 _LONG_FLOAT = 8  # digits and all
 
 
@@ -98,6 +100,19 @@ def with_cause_inside(found: Mapping[str, Any], violation: Violation) -> dict[st
     more = {"summary": summary, "cause": violation.cause, "fix": violation.fix, "batch": _batch(violation.batch), "bound": bound}
     evidence = found["evidence"] | ({"bundle": violation.bundle} if violation.bundle else {})
     return dict(found) | more | {"evidence": evidence}
+
+
+def with_batch_kept(found: Mapping[str, Any], violation: Violation) -> dict[str, Any]:
+    """A loss that is not finite, with the batch that its rank had in that step, and the samples in it."""
+    samples = next((list(more["samples"]) for more in violation.batch.also if more.get("samples")), [])
+    told = dict(found) | {"evidence": found["evidence"] | ({"samples": samples} if samples else {})}
+    if samples:
+        shown = ", ".join(map(str, samples[:_SAMPLES_SHOWN])) + (", ..." if len(samples) > _SAMPLES_SHOWN else "")
+        told["summary"] = f"{found['summary']}, of a batch with {'sample' if len(samples) == 1 else 'samples'} {shown} of the data set"
+    if violation.bundle:
+        told["evidence"] = told["evidence"] | {"bundle": violation.bundle}
+        told = with_reason(told, f"that batch is kept in {violation.bundle} (`watchdog replay` runs it)")
+    return told
 
 
 def incident(

@@ -118,11 +118,11 @@ class Divergence:
     def fix(self) -> str:
         if self.first.is_gradient:
             return "look for a square root, logarithm or norm at 0 and for a division by a small number; train that part in float32"
-        whose = "its" if self.alone else "that rank's"
+        whose = "it" if self.alone else "that rank"
         return (
             "look at the steps before (learning rate, gradient norm, mixed precision) and at what all ranks take in, such as a shared table or weight"
             if self.everywhere
-            else f"look at {whose} batch and at the step before (learning rate, gradient norm, mixed precision)"
+            else f"look at what {whose} was given in step {self.first.step} and at the step before (learning rate, gradient norm, mixed precision)"
         )
 
 
