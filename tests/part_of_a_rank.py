@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState
+from torch_watchdog_agent.checkpoint.window import WindowState
 from torch_watchdog_agent.loop import Loop
 
 __all__ = ["PartOfARank"]
@@ -26,6 +27,7 @@ class PartOfARank:
         self.history = SimpleNamespace(flush=lambda **_: None)
         self.said: list[str] = []
         self.say = self.said.append
+        self.window = WindowState(Subjects(), say=self.say)
         self.told: list[Any] = []
         self.heard = threading.Event()
 

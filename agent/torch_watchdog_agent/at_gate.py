@@ -50,7 +50,7 @@ class AtGate:
         rank = self._rank
         if commit.veto == number:
             self._close_window(number, applied=False, vetoed=True)
-            self._put_back()
+            self._put_back(settled=commit.leave)
             self.is_put_back &= not self._what_stays()
             rank.saver.act(commit, step=number)
             return
@@ -76,10 +76,10 @@ class AtGate:
                 rank.write_contract()
         return first
 
-    def _put_back(self) -> None:
+    def _put_back(self, *, settled: bool = False) -> None:
         """What a vetoed window has changed. Whatever is in the way of that must not let its update through, and what is saved then is not called good."""
         try:
-            self._rank.window.restore()
+            self._rank.window.restore(settled=settled)
             self.is_put_back = True
         except Exception as error:  # noqa: BLE001  a buffer of a kind that we do not know, say
             self.is_put_back = False

@@ -212,7 +212,8 @@ class Rank:
         if self.at_gate.undo:
             self.at_gate.before_fetch()
         self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step), trains=trains)
-        act = self.gate.boundary() if trains or not self.rescuer.is_half_done() else None
+        is_half_done = self.window.schedule.may_be_late if trains else self.rescuer.is_half_done()
+        act = None if is_half_done else self.gate.boundary()
         if act is not None:
             self.saver.act(act.commit, step=self.gate.passed + 1)
 
@@ -305,6 +306,8 @@ class Rank:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""
         if self._unread.under_check or on_cuda:
             self._settle()
+        if self.window.schedule.looks:
+            self.window.begun()
         self.window.hands.look()
         value = self.history.loss_seen(loss)
         self._loss_is_under_way = value is None
@@ -359,6 +362,8 @@ class Rank:
             from torch_watchdog_agent.hooks.device import backward_finished
 
             self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
+        if self.window.schedule.looks:
+            self.window.schedule.at_gate(optimizer)
         self.window.hands.look(at_gate=True)
         decision = self.gate.judge(number)
         if isinstance(decision, Act):
@@ -375,4 +380,6 @@ class Rank:
             self.say("the recorded batch went through forward, backward and update without an error")
             raise SystemExit(0)
         self.window.hands.updated()
+        if self.window.schedule.looks:
+            self.window.updated()
         self.rescuer.after_gate(window_closed=self.at_gate.go_on(number, applied=True))

@@ -91,6 +91,11 @@ class Buffers:
 
         return put_present_back
 
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """Which tensor lies in each place, and how often it was written to by torch's own count; a batch norm counts its batches so."""
+        slots = (slot for of_one in self._of_models.values() for slot in of_one)
+        return tuple((id(tensor), _version(tensor)) for tensor in (slot.holder.get(slot.key) for slot in slots))
+
     def why_not(self, updates: int) -> str:
         """Why a copy of each buffer as it was after so many updates is not at hand, or nothing."""
         without = next((slot.name for slot in self._watched if slot.changes or _has_moved(slot)), "")

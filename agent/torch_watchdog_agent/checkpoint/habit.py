@@ -11,9 +11,11 @@ from typing import TypeAlias
 
 __all__ = ["Habit", "Written"]
 
-Written: TypeAlias = tuple[int, int]  # how many parameters there are, and how often all of them together were written to
-
 _MOST = 8  # so many different numbers are no habit any more
+
+
+# How many parameters the optimizers have, how many their models have besides, and how often all of them together were written to.
+Written: TypeAlias = tuple[int, int, int]
 
 
 class Habit:
@@ -27,10 +29,10 @@ class Habit:
     def opened(self, written: Written) -> bool:
         """A step begins. True where what has happened since the last one began was not seen before."""
         before, self._opened = self._opened, written
-        if before is None or before[0] != written[0]:  # parameters were added: what their counts are is another habit's
+        if before is None or before[:2] != written[:2]:  # parameters were added: what their counts are is another habit's
             self._seen, self._is_one = {}, False
             return False
-        since = written[1] - before[1]
+        since = written[2] - before[2]
         times = self._seen.get(since, 0)
         if len(self._seen) <= _MOST:
             self._seen[since] = times + 1
@@ -40,8 +42,17 @@ class Habit:
 
     def is_odd(self, written: Written) -> bool:
         """Whether no step has ended as this one would now, which is so of the first one. An update that was left out writes nothing."""
-        since = 0 if self._opened is None else written[1] - self._opened[1]
+        since = 0 if self._opened is None else written[2] - self._opened[2]
         return len(self._seen) <= _MOST and since != 0 and since not in self._seen
+
+    def is_certain(self, written: Written) -> bool:
+        """Whether what steps write differs by nothing but evaluations on other weights, which write to each parameter twice. Else a moment that has as many
+        writes as some step is not one that has all of its own: a target network may be copied in each fifth. An update that was left out lacks nothing."""
+        sums = [since for since in self._seen if since]
+        if self._opened is None or len(sums) < 2 or written == self._opened:
+            return True
+        trained, besides, _ = self._opened
+        return any(all((since - min(sums)) % (2 * num) == 0 for since in sums) for num in (trained, trained + besides) if num)
 
     def is_as_opened(self, written: Written) -> bool:
         """Whether nothing was written to since the step began."""

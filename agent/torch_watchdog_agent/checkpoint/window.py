@@ -19,6 +19,7 @@ from torch_watchdog_agent.checkpoint.habit import Habit, Written
 from torch_watchdog_agent.checkpoint.hands import Hands
 from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
 from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.checkpoint.schedule import Schedule
 from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState, inner_schedulers, is_half_done, parameters_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _MAX_BUFFER_BYTES = 64 << 20
 _MOMENTS_KEPT = 16  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
 _AS_IT_IS = frozenset((int, float, bool, str, type(None)))
 _LEFT_OUT: Any = object()
+_LATE = "its loop moves its schedule only behind the fetch of the next batch, and whether it had done so cannot be told"
 _version_of = operator.attrgetter("_version")
 
 
@@ -43,8 +45,10 @@ class WindowState:
         self._buffers: Buffers | None = None
         self.hands = Hands(subjects)
         self._habit = Habit()
+        self.schedule = Schedule(subjects)
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
         self._end: _Moment | None = None  # of a pass over the data, until the next window opens
+        self._written_at_end: tuple[Any, ...] = ()
 
     def opened(self, *, updates: int = 0, place: Place = START) -> None:
         """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window."""
@@ -53,14 +57,37 @@ class WindowState:
         self._end = None
         is_odd = self._habit.opened(self._owners.written())
         self.hands.opened()
+        if self.schedule.looks:
+            self.schedule.opened()
         self._kept.append(_moment(self._owners, updates=updates, place=place, is_odd=is_odd))
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
 
+    def begun(self) -> None:
+        """A backward begins, in one of the windows in which the schedule looks: what the loop does behind its fetch has been done."""
+        if self._kept and self.schedule.begun(lambda: self._kept[-1].has_moved()):
+            self._kept[-1] = self._kept[-1]._replace(settled=_namespaces(self._owners))
+
+    def updated(self) -> None:
+        """An update has been applied, in one of the windows in which the schedule looks."""
+        self.schedule.updated(_moment(self._owners).has_moved)
+
     def pass_ended(self, *, updates: int, place: Place) -> None:
         """Keep the state of this moment, too: a run that goes on from `place` does again what the loop does behind the data, a scheduler's step say."""
         if self._subjects.generation == self._generation:
-            self._end = _moment(self._owners, updates=updates, place=place)
+            self._end, self._written_at_end = _moment(self._owners, updates=updates, place=place), self._written()
+
+    def _written(self) -> tuple[Any, ...]:
+        return self._owners.written(), () if self._buffers is None else self._buffers.versions()
+
+    def why_moved_on(self) -> str:
+        """Why parameters and buffers before the next window need not be those of its start, or nothing: of a loop that is asking for a batch, or is behind the
+        end of its data, where it may evaluate on other weights."""
+        if self.schedule.is_late:
+            return _LATE
+        if self._end is None or self._written() == self._written_at_end:
+            return ""
+        return "its parameters or buffers were written to since its pass over the data ended (for an evaluation on other weights, say)"
 
     def is_behind_the_end(self, updates: int, place: Place) -> bool:
         """Whether the loop is behind the end of a pass, after so many updates, and its next pass has not begun: `windows_back=0` is that end then."""
@@ -68,6 +95,8 @@ class WindowState:
 
     def why_odd(self, windows_back: int = 1) -> str:
         """Why the parameters in that window need not be those of a step's start, or nothing."""
+        if self.schedule.is_late and (len(self._kept) < windows_back or self._kept[-windows_back].settled is None):
+            return _LATE
         if len(self._kept) >= windows_back and self._kept[-windows_back].is_odd:
             return "before the step at hand its parameters were written to otherwise than between any two before (for an evaluation on other weights, say)"
         return self.hands.why()
@@ -79,20 +108,37 @@ class WindowState:
             return "its loss scaler had not been updated yet"
         if self.hands.behind:
             return f"its loop itself changes {self.hands.behind} behind its update, and whether it had done so cannot be told"
+        if self.schedule.by_hand:
+            return "its loop sets its optimizer's rates by hand behind its update, and whether it had done so cannot be told"
+        if why := self._why_odd_by_now():
+            return why
+        is_certain = self._habit.is_certain(self._owners.written())
+        return (
+            ""
+            if is_certain
+            else "what its loop writes to its parameters behind an update differs from step to step, and more may be to come"
+        )
+
+    def _why_odd_by_now(self) -> str:
         is_odd = self._habit.is_odd(self._owners.written())
         return "its parameters were written to since its last step began, and not as between any two steps before" if is_odd else ""
+
+    def is_on_other_weights(self) -> bool:
+        """Whether the model stands on parameters that no step has ended with: of an evaluation that asks for a batch."""
+        return bool(self._why_odd_by_now() if self._end is None else self.why_moved_on())
 
     def changed_in_step(self) -> str:
         """What the script itself has changed since the newest window opened, before any optimizer; or nothing."""
         return "" if self._habit.is_as_opened(self._owners.written()) else "parameters, or an optimizer's groups,"
 
-    def restore(self, windows_back: int = 1, *, buffers: bool = True) -> None:
-        """Put everything back to where it was when the window opened (1: the last one). May be called again."""
+    def restore(self, windows_back: int = 1, *, buffers: bool = True, settled: bool = False) -> None:
+        """Put everything back to where it was when the window opened (1: the last one). May be called again. `settled`: with what belongs to the update
+        before, where the loop does that only behind its fetch; a step that is left out gives that back with its own."""
         if len(self._kept) < windows_back:
             return
         if self._buffers is not None and buffers:
             self._buffers.put_back()
-        self._at(windows_back).put_back()
+        self._at(windows_back).put_back(settled=settled)
 
     def updates_at(self, windows_back: int) -> int | None:
         """How many updates had been launched when that window opened; None where it is not kept any more."""
@@ -122,7 +168,7 @@ class WindowState:
         """The body sees the state of the window's start; after it everything is as it was before. For a save in the middle of a window."""
         present = _moment(self._owners)
         put_buffers_back = self._buffers.present() if self._buffers is not None and buffers else None
-        self.restore(windows_back, buffers=buffers)
+        self.restore(windows_back, buffers=buffers, settled=True)
         try:
             yield
         finally:
@@ -170,7 +216,9 @@ class _Owners:
 
     def __init__(self, subjects: Subjects, models: Sequence[Any] = ()) -> None:
         self._optimizers = [weakref.ref(optimizer) for optimizer in subjects.optimizers()]
-        self._others = [weakref.ref(item) for item in (*_all_schedulers(subjects), *subjects.scalers())]
+        schedulers = _all_schedulers(subjects)
+        self._others = [weakref.ref(item) for item in (*schedulers, *subjects.scalers())]
+        self.num_scheduled = len(self._optimizers) + len(schedulers)  # the first so many `namespaces` are what a schedule moves
         from torch.nn.parameter import is_lazy
 
         stepped = parameters_of(subjects.optimizers())
@@ -191,10 +239,9 @@ class _Owners:
     def written(self) -> Written:
         """The optimizers' parameters, and those that the models have besides (a momentum encoder's): how many there are, and how often they have been written
         to in place, by torch's own count."""
-        lists = [group["params"] for ref in self._optimizers if (optimizer := ref()) is not None for group in optimizer.param_groups]
-        if self._beside:
-            lists.append([param for ref in self._beside if (param := ref()) is not None])
-        return sum(map(len, lists)), sum(map(_version_of, itertools.chain(*lists)))
+        trained = [group["params"] for ref in self._optimizers if (optimizer := ref()) is not None for group in optimizer.param_groups]
+        besides = [param for ref in self._beside if (param := ref()) is not None] if self._beside else ()
+        return sum(map(len, trained)), len(besides), sum(map(_version_of, itertools.chain(*trained, besides)))
 
 
 class _Moment(NamedTuple):
@@ -206,25 +253,40 @@ class _Moment(NamedTuple):
     updates: int
     place: Place
     is_odd: bool  # what came before it is not known
+    settled: list[list[dict[str, Any]]] | None = None  # in the place of `kept`, where a loop moves its schedule only behind its fetch
 
-    def put_back(self) -> None:
-        for living, kept in self._pairs():
+    def put_back(self, *, settled: bool = True) -> None:
+        for living, kept in self._pairs(settled=settled):
             for key, value in kept.items():
                 living[key] = _as_it_was(value)
         self.rng.restore()
 
     def is_in_place(self) -> bool:
         """Of plain values: a schedule moves its count and the learning rates."""
-        return all(living.get(key) == value for living, kept in self._pairs() for key, value in kept.items() if type(value) in _AS_IT_IS)
+        return not any(_differ([living], [kept]) for living, kept in self._pairs(settled=True))
 
-    def _pairs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def has_moved(self) -> bool:
+        """Whether an optimizer's groups are others than they were, or a scheduler: by their plain values."""
         both = zip(self.owners.namespaces(), self.kept, strict=True)
+        return any(_differ(living, kept) for living, kept in itertools.islice(both, self.owners.num_scheduled))
+
+    def _pairs(self, *, settled: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        both = zip(self.owners.namespaces(), (settled and self.settled) or self.kept, strict=True)
         return [pair for living, kept in both for pair in zip(living, kept, strict=False)]  # groups may have been added since
 
 
+def _differ(living: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]]) -> bool:
+    """By plain values. Groups may have been added since."""
+    pairs = zip(living, kept, strict=False)
+    return any(now.get(key) != value for now, before in pairs for key, value in before.items() if type(value) in _AS_IT_IS)
+
+
 def _moment(owners: _Owners, *, updates: int = 0, place: Place = START, is_odd: bool = False) -> _Moment:
-    kept = [list(map(_kept_namespace, of_one)) for of_one in owners.namespaces()]
-    return _Moment(owners, kept, RngState.capture(), updates, place, is_odd)
+    return _Moment(owners, _namespaces(owners), RngState.capture(), updates, place, is_odd)
+
+
+def _namespaces(owners: _Owners) -> list[list[dict[str, Any]]]:
+    return [list(map(_kept_namespace, of_one)) for of_one in owners.namespaces()]
 
 
 def _kept_namespace(living: dict[str, Any]) -> dict[str, Any]:

@@ -68,8 +68,10 @@ class Rescuer:
         self._come_to(("window" if in_window else "boundary") if trains else self._phase)
 
     def is_half_done(self) -> bool:
-        """Whether what belongs to the newest update may be still to come, although a batch is asked for: of an evaluation."""
-        return self._phase == "after" and bool(self._window.missing(self._rank.subjects.optimizers()))
+        """Whether what belongs to the newest update may be still to come, although an evaluation asks for a batch; it may stand on other weights, too."""
+        window = self._rank.window
+        missing = self._phase == "after" and self._window.missing(self._rank.subjects.optimizers())
+        return bool(missing) or window.is_on_other_weights()
 
     def at_pass_end(self) -> None:
         """The loop has had all batches. What it does now, a scheduler's step say, it does once for all of them, and no mere update has to wait for it."""
@@ -289,7 +291,7 @@ class Rescuer:
         with self._changed:
             launching = self._phase == "update" and not self._standing
             half = self._window.most_steps > 1
-            missing = self._missing(state) if self._phase == "after" and not ahead.windows_back else self._why_touched(ahead.windows_back)
+            missing = self._why_touched(ahead.windows_back) if ahead.windows_back else self._missing(state)
         if launching:
             return "nothing", "its update was being launched, and a half step is never saved"
         if half:
@@ -329,7 +331,7 @@ class Rescuer:
                 return "nothing", "its update was under way, and a half step is never saved"
             if self._rank.saver.busy and not self._standing:
                 return "nothing", "it was still writing a checkpoint of all ranks"
-            missing = self._missing(state) if self._phase == "after" else self._why_touched()
+            missing = self._missing(state)
             if missing:
                 return "nothing", f"{missing}, and a half step is never saved"
         if not self._rank.loop.updates_applied:
@@ -339,14 +341,17 @@ class Rescuer:
         return self._shares(state)
 
     def _missing(self, state: Any) -> str:
-        """What of its newest update may be still to come."""
-        return self._window.missing(state.optimizers) or self._rank.window.why_unusual()
+        """What of its newest update may be still to come, or was changed since."""
+        window = self._rank.window
+        if self._phase == "after":
+            return self._window.missing(state.optimizers) or window.why_unusual()
+        return self._why_touched() if self._phase == "window" else window.why_moved_on()
 
-    def _why_touched(self, windows_back: int = 0) -> str:
+    def _why_touched(self, windows_back: int = 1) -> str:
         """By the script itself. Once the update of the window at hand was launched, what has been written is no sign any more."""
-        if self._phase == "window" and windows_back <= 1 and (changed := self._rank.window.changed_in_step()):
+        if self._phase == "window" and windows_back == 1 and (changed := self._rank.window.changed_in_step()):
             return f"its script itself has changed {changed} in the step at hand"
-        return self._rank.window.why_odd(max(windows_back, 1)) if self._phase == "window" or windows_back else ""
+        return self._rank.window.why_odd(windows_back)
 
     def _shares(self, state: Any) -> tuple[Holds, str]:
         if why := why_unknown():
