@@ -66,6 +66,7 @@ LOST = replace(OWN, text="RuntimeError: Connection closed by peer [127.0.0.1]:42
     ("failed", "end", "kind", "said"),
     [
         (OWN, {"exit_code": 1}, "rank.exception", "rank 0, in step 5: ValueError: a mistake"),
+        (replace(OWN, text="TimeoutError: HTTPSConnectionPool: Read timed out."), {"exit_code": 1}, "rank.exception", "Read timed out"),
         (None, {"signal": 9}, "rank.died", "killed by SIGKILL"),
         (None, {"signal": 11}, "rank.died", "killed by SIGSEGV"),
         (None, {"exit_code": 3}, "rank.exception", "3"),
@@ -149,12 +150,21 @@ def test_a_rank_that_only_suffers_from_the_bad_batch_of_another_is_told_as_affec
     assert [(found["kind"], found["ranks_affected"]) for found in run.incidents] == [("batch.index_out_of_range", [0])]
 
 
-@pytest.mark.parametrize(("behind", "kinds"), [(3, []), (200, ["rank.exception"])])
-def test_a_batch_that_was_only_observed_is_not_why_its_rank_fails_long_after_it(behind: int, kinds: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("behind", "text", "kinds"),
+    [
+        (0, OWN.text, []),
+        (12, OWN.text, ["rank.exception"]),
+        (12, "AcceleratorError: CUDA error: device-side assert triggered", []),
+        (200, "AcceleratorError: CUDA error: device-side assert triggered", ["rank.exception"]),
+    ],
+)
+def test_a_batch_that_was_only_observed_is_not_why_its_rank_fails_once_it_has_gone_on(behind: int, text: str, kinds: list[str]) -> None:
+    """Only a device may be behind what its rank is at."""
     run = Run(policy="observe")
     run.hello(0, 1)
     run.say(m.Noticed(rank=0, step=5, micro_step=0, violation=BAD_TOKEN))
-    run.say(replace(OWN, step=5 + behind))
+    run.say(replace(OWN, step=5 + behind, text=text))
     run.report(events=(ended(0, 1, exit_code=1),))
     run.wait(5)
     assert run.kinds == ["batch.index_out_of_range", *kinds]

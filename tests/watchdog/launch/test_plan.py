@@ -224,6 +224,17 @@ def test_the_number_of_ranks_is_read_where_the_line_says_it(line: str, number: i
         ("python train.py --db postgres://me:word@host/runs", "python train.py --db postgres://***@host/runs"),
         ("python train.py hf_abcdefghijklmnopqrstuvwxyz", "python train.py ***"),
         ("python train.py --password", "python train.py --password"),
+        ("python train.py --password p@ssw0rd!x --db_password=short", "python train.py --password *** --db_password=***"),
+        (
+            "python train.py --wandb_key 0123456789abcdef --credentials=0123456789abcdef",
+            "python train.py --wandb_key *** --credentials=***",
+        ),
+        ("python train.py --db mysql://root:pa@ss@host/runs", "python train.py --db mysql://***@host/runs"),
+        (
+            "python train.py https://host/data?split=train&access_token=abc",
+            "python train.py https://host/data?split=train&access_token=***",
+        ),
+        ("watchdog --alert https://hooks.slack.com/services/T0/B0/xyz train", "watchdog --alert https://hooks.slack.com/*** train"),
     ],
 )
 def test_a_command_is_recorded_without_its_secrets(line: str, shown: str) -> None:
@@ -235,6 +246,7 @@ def test_a_command_is_recorded_without_its_secrets(line: str, shown: str) -> Non
     [
         "torchrun train.py --max_tokens 16384000 --tokenizer bert-base-uncased --pad_token <|endoftext|> --use_auth_token True",
         "python train.py --token --verbose data/long-name.json",
+        "python train.py --eos-token endoftext --next-token prediction --image_token=imagetoken01",
         "accelerate launch train.py --token-dim 12345678 --data s3://bucket/key@2",
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job import incident as build
-from torch_watchdog.job.first_failure import FirstFailure, RankEnd, died_of_the_asking, raised_its_own, waited_for_another
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, died_of_the_asking, is_of_device, raised_its_own
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, THEIRS_FOLLOW, Files, judge, of_the_others, raised_besides
@@ -37,6 +37,7 @@ _TOLD_ANEW = ("status", "severity", "summary", "step", "framework_step", "ranks_
 _NEVER_FATAL = ("loss.", "grad.")
 _FAILURES = ("rank.", "memory.oom", "config.ddp", "loader.worker_died")  # kinds of `rules/death.py`: who fails after one is its victim
 _STEPS_BEHIND = 64  # Python's steps before a device's: its launch queue takes 1,024, and a step has a dozen of them at the least
+_BATCHES_BEHIND = 2  # of a loop that has fetched before it trains: what is found of a batch is told with the step at hand
 _MAX_INCIDENTS = 1000  # a job that finds more has told all there is to tell
 
 
@@ -344,8 +345,7 @@ def _is_good(checkpoint: Mapping[str, Any] | None) -> bool:
 
 
 def _may_be_cause(found: Incident, first: FirstFailure) -> bool:
-    """Whether ranks may have failed by what was found before: not where it never ends a rank, nor by a batch that the job went on after for longer than a
-    device can be behind."""
+    """Whether ranks may have failed by what was found before: not where it never ends a rank, nor by a batch that the rank went on after."""
     if found["kind"].startswith(_NEVER_FATAL):
         return False
     return found["kind"].startswith(_FAILURES) or any(_may_be_of(found, end, first) for end in first.culprits)
@@ -355,16 +355,17 @@ def _may_be_of(found: Incident, end: RankEnd, first: FirstFailure) -> bool:
     """By what was found on another rank only where it tells of no failure of its own: an exception that blames no peer, or an end without a word while the
     other is well."""
     origin = found["origin"]["rank"]
-    if end.step is not None and found["step"] is not None and end.step > found["step"] + _STEPS_BEHIND:
+    behind = _STEPS_BEHIND if is_of_device(end) else _BATCHES_BEHIND
+    if end.step is not None and found["step"] is not None and end.step > found["step"] + behind:
         return False
     if _is_left_out(found) and not (end.raised_ns or (end.text and end.signal is None)):
         return False
     if origin in (None, end.rank):
         return True
     if end.raised_ns:
-        return waited_for_another(end.text)
+        return blames_a_peer(end.text)
     failed = {*first.victims, *(culprit.rank for culprit in first.culprits)}
-    return origin in failed or died_of_the_asking(end) or waited_for_another(f"{end.text}\n{end.log}")
+    return origin in failed or died_of_the_asking(end) or blames_a_peer(f"{end.text}\n{end.log}")
 
 
 def _same_sign(one: Incident, other: Incident) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "died_of_the_asking",
     "first_failure",
     "gave_up",
+    "is_of_device",
     "is_no_failure_of_its_own",
     "raised_its_own",
     "waited_for_another",
@@ -40,6 +41,7 @@ _PEER_IS_GONE = re.compile(
 )
 _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 _OF_DEVICE = re.compile(r"Assertion `.*` failed\.|CUDA error")
+_BY_DEVICE = re.compile(r"CUDA|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|NCCL|Assertion `")
 # What native code prints as it takes its threads down with the process, as gloo does now and then where its groups were not destroyed.
 _TORN_DOWN = frozenset({"terminate called without an active exception"})
 ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
@@ -106,6 +108,11 @@ def blames_a_peer(text: str) -> bool:
     return _PEER_IS_GONE.search(text) is not None and "DataLoader worker (pid" not in text
 
 
+def is_of_device(end: RankEnd) -> bool:
+    """Whether the rank ended by what its GPU had met, behind which Python may be by many steps; by what it says, or without a word of its own."""
+    return not end.text or _BY_DEVICE.search(f"{end.text}\n{end.log}") is not None
+
+
 def died_of_the_asking(end: RankEnd) -> bool:
     """Whether it was a signal that asks for the end, or Python's word for it, that ended the rank."""
     return end.signal in ASKED_TO_END or end.text.startswith("KeyboardInterrupt")
@@ -160,10 +167,7 @@ def first_failure(
 def raised_its_own(end: RankEnd) -> bool:
     """Whether the rank raised something that follows from nothing that another did, as far as its words tell."""
     return (
-        bool(end.raised_ns and end.text)
-        and not end.hung
-        and not waited_for_another(end.text)
-        and not end.text.startswith("KeyboardInterrupt")
+        bool(end.raised_ns and end.text) and not end.hung and not blames_a_peer(end.text) and not end.text.startswith("KeyboardInterrupt")
     )
 
 

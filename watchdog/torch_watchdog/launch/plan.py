@@ -57,9 +57,19 @@ LAUNCHER_MODULES = frozenset(
 _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # how many of us srun and mpirun have started
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_SECRET_NAME = re.compile(r"(^|[-_.])(token|secret|password|passwd|(api|access|secret|private)[-_]?key)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(^|[-_.])(token|secret|passw(or)?d|pwd|credentials?|(api|access|secret|private|auth|wandb)[-_]?key)$", re.IGNORECASE
+)
+_TOKEN_OF_TEXT = re.compile(
+    r"(^|[-_.])(bos|eos|pad|unk|sep|cls|mask|next|prev(ious)?|start|end|stop|special|image|video|audio)[-_]?token$", re.IGNORECASE
+)
+_PASSWORD_NAME = re.compile(r"passw(or)?d$|pwd$", re.IGNORECASE)  # its value may be short, and of any characters
 _SECRET_VALUE = re.compile(r"(?!-)[\w.~+/=-]{8,}")  # not `<pad>`, which is a token of another kind
-_BEARING = re.compile(r"\b(hf_|ghp_|github_pat_|glpat-|sk-)[\w-]{16,}|(?<=://)[^/@\s]+(?=@)")  # what shows by itself, and a URL's user
+# What shows by itself; a URL's user; what a URL is asked with; a chat's hook.
+_BEARING = re.compile(
+    r"\b(hf_|ghp_|github_pat_|glpat-|sk-)[\w-]{16,}|(?<=://)[^/\s]+(?=@)|(?<=[?&])((?:access_|api_)?(?:token|key)=)[^&\s]+|(?<=hooks\.slack\.com/)\S+",
+    re.IGNORECASE,
+)
 HIDDEN = "***"
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
@@ -214,13 +224,19 @@ def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
     found = list(command)
     for position, word in enumerate(command):
         name, equals, value = word.partition("=")
-        if not _SECRET_NAME.search(name):
-            continue
-        if equals and _SECRET_VALUE.fullmatch(value):
+        following = "".join(command[position + 1 : position + 2])
+        if equals and _is_secret(name, value):
             found[position] = f"{name}={HIDDEN}"
-        elif not equals and name.startswith("-") and _SECRET_VALUE.fullmatch("".join(command[position + 1 : position + 2])):
+        elif not equals and name.startswith("-") and _is_secret(name, following):
             found[position + 1] = HIDDEN
-    return tuple(_BEARING.sub(HIDDEN, word) for word in found)
+    return tuple(_BEARING.sub(lambda bearing: f"{bearing[2] or ''}{HIDDEN}", word) for word in found)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """By its name, where the value may be one: the name of a token of text is followed by a word of the vocabulary."""
+    if _PASSWORD_NAME.search(name):
+        return bool(value) and not value.startswith("--")
+    return bool(_SECRET_NAME.search(name) and not _TOKEN_OF_TEXT.search(name) and _SECRET_VALUE.fullmatch(value))
 
 
 def option(command: Sequence[str], names: tuple[str, ...]) -> str | None:
