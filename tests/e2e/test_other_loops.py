@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import Ended, launch, script, torchrun, watchdog
+from launching import BIN, Ended, launch, script, torchrun, watchdog
 
 pytestmark = pytest.mark.e2e
 
@@ -31,6 +31,15 @@ def test_all_ranks_stop_before_the_bad_batch_is_trained_on(tmp_path: Path, loop:
     trained = incident["step"]
     assert 6 <= trained <= 7
     assert len(steps(ended)) == 2 * trained
+
+
+def test_a_schedule_that_moves_behind_the_next_fetch_is_not_a_step_behind_in_the_checkpoint(tmp_path: Path) -> None:
+    ended = launch(tmp_path, [*watchdog("--job", "late"), *torchrun(*script("other_loops.py", "late", "--bad", BAD))])
+    assert ended.code == 65, ended.err
+    (incident,) = ended.incidents
+    path = incident["action"]["checkpoint"]["path"]
+    held = launch(tmp_path, [str(BIN / "python"), *script("other_loops.py", "check", "--path", path)]).out.split()
+    assert held == ["7", "7", f"{0.01 * 0.9**7:.9f}"]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
+from torch_watchdog_agent.checkpoint.position import START
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 from torch_watchdog_agent.checkpoint.window import WindowState
 
@@ -518,3 +519,94 @@ def test_parameters_whose_content_cannot_be_looked_at_are_in_nobodys_way() -> No
         optimizer.step()
         window.hands.updated()
     assert not window.why_odd() and not window.hands.at_gate and not window.hands.behind
+
+
+class Scheduled:
+    """A loop with a rate that halves behind each update, told as a rank tells it."""
+
+    def __init__(self, place: str, *, by_hand: bool) -> None:
+        self.place, self.by_hand = place, by_hand
+        self.model = nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.scheduler = None if by_hand else torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.subjects = Subjects()
+        if self.scheduler is not None:
+            self.subjects.scheduler_seen(self.scheduler)
+        self.window = WindowState(self.subjects, say=print)
+        self.updates = 0
+
+    @property
+    def rate(self) -> float:
+        rate: float = self.optimizer.param_groups[0]["lr"]
+        return rate
+
+    def halve(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step()
+        else:
+            self.optimizer.param_groups[0]["lr"] *= 0.5
+
+    def until_gate(self) -> None:
+        self.window.opened(updates=self.updates)
+        if self.place == "head" or (self.place == "late" and self.updates):
+            self.halve()
+        if self.window.schedule.looks:
+            self.window.begun()
+        self.model(torch.ones(1, 2)).sum().backward()
+        self.subjects.optimizer_seen(self.optimizer)
+        if self.window.schedule.looks:
+            self.window.schedule.at_gate(self.optimizer)
+
+    def step(self) -> None:
+        self.until_gate()
+        self.optimizer.step()
+        self.updates += 1
+        if self.window.schedule.looks:
+            self.window.updated()
+        if self.place == "behind":
+            self.halve()
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(("place", "halved"), [("behind", 7), ("late", 7), ("head", 7)])
+def test_a_save_holds_the_rate_of_so_many_whole_steps_wherever_the_loop_sets_it(place: str, halved: int, *, by_hand: bool) -> None:
+    """Behind the update; behind the next fetch, inside the window that follows; at the head of the step that it is for, which is to be done again."""
+    training = Scheduled(place, by_hand=by_hand)
+    for _ in range(7):
+        training.step()
+        assert training.window.schedule.may_be_late is (place == "late" or training.updates == 1)
+    training.until_gate()
+    now = training.rate
+    with training.window.rewound():
+        assert training.rate == 0.5**halved
+    assert training.rate == now
+    training.window.restore()
+    assert training.rate == 0.5 ** (6 if place == "late" else 7)  # of a step that is left out: it will be moved again behind the next fetch
+
+
+def test_before_the_schedule_of_the_update_before_has_moved_nothing_is_whole() -> None:
+    late, behind, by_hand = Scheduled("late", by_hand=False), Scheduled("behind", by_hand=False), Scheduled("behind", by_hand=True)
+    for training in (late, behind, by_hand):
+        for _ in range(6):
+            training.step()
+        training.window.opened(updates=6)
+    assert "behind the fetch of the next batch" in late.window.why_odd() and "behind the fetch" in late.window.why_moved_on()
+    assert not behind.window.why_odd() and not by_hand.window.why_odd()
+    assert "rates by hand behind its update" in by_hand.window.why_unusual() and "by hand" not in behind.window.why_unusual()
+
+
+@pytest.mark.parametrize("what", ["parameters", "buffers", "nothing"])
+def test_behind_the_end_of_the_data_the_state_is_whole_until_it_is_written_to(what: str) -> None:
+    """An evaluation on averaged weights, or a batch norm that is calibrated anew."""
+    training = Training()
+    for _ in range(3):
+        training.window.opened()
+        training.step()
+    training.window.pass_ended(updates=3, place=START)
+    assert not training.window.why_moved_on() and not training.window.is_on_other_weights()
+    if what == "parameters":
+        swapped(training.model)
+    elif what == "buffers":
+        training.model(torch.ones(2, 4))
+    assert ("written to since its pass" in training.window.why_moved_on()) is (what != "nothing")
+    assert training.window.is_on_other_weights() is (what != "nothing")

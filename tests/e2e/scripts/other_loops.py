@@ -106,6 +106,37 @@ def before_step(rows):
     ahead(rows, before_update)
 
 
+def late(rows):
+    """The next batch is fetched behind the update, and before the scheduler's step."""
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+    coming = iter(DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, shuffle=False)))
+    number, batch = 0, next(coming)
+    while batch is not None:
+        loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        batch = next(coming, None)
+        scheduler.step()
+        print(f"step {number} loss {loss.item():.6f}", flush=True)
+        number += 1
+    dist.destroy_process_group()
+
+
+def check(rows):
+    """What the checkpoint holds of a schedule."""
+    import torch_watchdog_agent
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+    resumed = torch_watchdog_agent.restore(model=model, optimizer=optimizer, scheduler=scheduler, path=options.path)
+    print(resumed.step, scheduler.last_epoch, f"{optimizer.param_groups[0]['lr']:.9f}")
+
+
 def lightning(rows):
     import lightning.pytorch as pl
 
@@ -132,7 +163,8 @@ def lightning(rows):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("loop", choices=["thread", "lightning", "ahead", "before_step"])
+parser.add_argument("loop", choices=["thread", "lightning", "ahead", "before_step", "late", "check"])
+parser.add_argument("--path")
 parser.add_argument("--bad", type=int, nargs="*", default=[])
 parser.add_argument("--leave-out", type=int)
 options = parser.parse_args()

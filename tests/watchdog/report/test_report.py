@@ -223,6 +223,7 @@ def without_code(text: str) -> str:
 
 @given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=12), max_size=8))
 @example(["`x`", "@everyone", "<b>![i](http://e)</b>|", "#12", "GH-7", "deadbeefdeadbeef", "www.e.com", "_x_", "**", "(`", "``)"])
+@example(["(\x7f"])
 def test_markdown_keeps_the_users_data_in_code(words: list[str]) -> None:
     read = without_code(markdown_of(" ".join(words)))
     assert not re.search(r"[@<>\[\]_`~\\&\"]|://|www\.|!\[|#\d|GH-\d|\b[0-9a-f]{7}", read)

@@ -91,6 +91,8 @@ def _coded(text: str) -> str:
 def _code(text: str) -> str:
     """As code, whatever backticks it holds; a bar would end the cell."""
     text = " ".join(text.split()).replace("|", "\\|")
+    if not text:
+        return ""
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text}{pad}{fence}"
