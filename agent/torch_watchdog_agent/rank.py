@@ -212,8 +212,10 @@ class Rank:
         if self.at_gate.undo:
             self.at_gate.before_fetch()
         self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step), trains=trains)
-        is_half_done = self.window.schedule.may_be_late if trains else self.rescuer.is_half_done()
-        act = None if is_half_done else self.gate.boundary()
+        schedule = self.window.schedule
+        if trains and schedule.looks:
+            schedule.fetching()
+        act = None if schedule.may_be_late or (not trains and self.rescuer.is_half_done()) else self.gate.boundary()
         if act is not None:
             self.saver.act(act.commit, step=self.gate.passed + 1)
 
@@ -363,7 +365,8 @@ class Rank:
 
             self._clearance.wait(number, self.loop.micro_step, finished=backward_finished(), timeout_s=3 * self.config.hold_timeout_s)
         if self.window.schedule.looks:
-            self.window.schedule.at_gate(optimizer)
+            self.window.begun()
+            self.window.schedule.at_gate()
         self.window.hands.look(at_gate=True)
         decision = self.gate.judge(number)
         if isinstance(decision, Act):

@@ -119,7 +119,7 @@ def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
     """`23 updates, verified`, or why it is not to be used."""
     applied = count(checkpoint.get("updates_applied", 0), "update")
     if checkpoint.get("finite") is False:
-        return f"{applied}, holds NaN or infinity: do not use it"
+        return f"{applied}, holds NaN, infinity or a part of a step: do not use it"
     if not checkpoint.get("committed"):
         return f"{applied}, not complete: do not use it"
     return f"{applied}, as your on_checkpoint function wrote it" if checkpoint.get("format") == "callback" else f"{applied}, verified"
@@ -135,7 +135,7 @@ def without_good(checkpoint: Mapping[str, Any]) -> str:
     if is_good(checkpoint):
         return ""
     if checkpoint.get("path") and checkpoint.get("finite") is False:
-        return ", and what was saved holds NaN or infinity"
+        return ", and what was saved holds NaN, infinity or a part of a step"
     return ", and saved nothing that is complete" if checkpoint.get("path") else ", and saved nothing"
 
 

@@ -29,7 +29,7 @@ _MAX_BUFFER_BYTES = 64 << 20
 _MOMENTS_KEPT = 16  # how far Python may be ahead of a device when another rank fails (rescue/ahead.py)
 _AS_IT_IS = frozenset((int, float, bool, str, type(None)))
 _LEFT_OUT: Any = object()
-_LATE = "its loop moves its schedule only behind the fetch of the next batch, and whether it had done so cannot be told"
+_LATE = "its loop fetches its next batch behind its update, and what it does behind that (a schedule's step, say) may be still to come"
 _version_of = operator.attrgetter("_version")
 
 
@@ -64,8 +64,8 @@ class WindowState:
             self._buffers.keep(updates=updates)
 
     def begun(self) -> None:
-        """A backward begins, in one of the windows in which the schedule looks: what the loop does behind its fetch has been done."""
-        if self._kept and self.schedule.begun(lambda: self._kept[-1].has_moved()):
+        """A backward begins, or the gate is there, in a window in which the schedule looks: what the loop does behind its fetch has been done."""
+        if self._kept and self.schedule.begun():
             self._kept[-1] = self._kept[-1]._replace(settled=_namespaces(self._owners))
 
     def updated(self) -> None:

@@ -84,7 +84,8 @@ def why_not_good(parts: Collection[Saved]) -> str | None:
     bad = [part.rank for part in parts if not part.finite]
     if not bad:
         return None
-    return f"NaN or infinity is in what {'rank' if len(bad) == 1 else 'ranks'} {ranks_in_words(bad)} saved, which is kept aside as not good"
+    saved = f"what {'rank' if len(bad) == 1 else 'ranks'} {ranks_in_words(bad)} saved"
+    return f"NaN, infinity or a part of a step that could not be taken back is in {saved}, which is kept aside as not good"
 
 
 def manifest_of(order: OpenOrder) -> Mapping[str, Any]:

@@ -266,7 +266,7 @@ def test_an_order_whose_checkpoint_holds_nan_says_so_in_its_incident_its_event_a
     run.say(m.Committed(rank=0, generation=1))
     for rank in (0, 1):
         run.say(m.Left(rank=rank, generation=1, updates_applied=3))
-    why = "NaN or infinity is in what rank 1 saved, which is kept aside as not good"
+    why = "NaN, infinity or a part of a step that could not be taken back is in what rank 1 saved, which is kept aside as not good"
     (incident,) = run.incidents
     assert incident["summary"].endswith(f"now; no checkpoint: {why}")
     made = incident["action"]["checkpoint"]

@@ -222,7 +222,11 @@ def test_a_stop_that_somebody_asked_for_and_that_has_saved_nothing_says_so_first
 @pytest.mark.parametrize(
     ("finite", "head", "state"),
     [
-        (False, ", and what was saved holds NaN or infinity", "52 updates, holds NaN or infinity: do not use it"),
+        (
+            False,
+            ", and what was saved holds NaN, infinity or a part of a step",
+            "52 updates, holds NaN, infinity or a part of a step: do not use it",
+        ),
         (True, ", and saved nothing that is complete", "52 updates, not complete: do not use it"),
     ],
 )
@@ -576,7 +580,7 @@ def test_a_stop_on_request_that_saved_nan_tells_the_good_checkpoint_of_before_to
     stop = {"kind": "order.stop", "severity": "info", "summary": "a clean stop", "action": INCIDENT["action"] | {"checkpoint": made}}
     lines = summarise([asked_for(5), stop], replace(END, exit_code=1))
     assert [line for line in lines if line.startswith("  saved")] == [
-        "  saved  r/not-good.step-52 (52 updates, holds NaN or infinity: do not use it)",
+        "  saved  r/not-good.step-52 (52 updates, holds NaN, infinity or a part of a step: do not use it)",
         "  saved  r/checkpoints/step-5 (5 updates, verified), on request",
     ]
     assert any(line.startswith("  resume") and "r/checkpoints/step-5" in line for line in lines)
