@@ -70,7 +70,10 @@ STORIES = {
         script=("--fault", "native"), asked="cancel", said={"Ack": (0,)}, told={"Prepare": BOTH, "Abandon": BOTH},
     ),
     "a rank that can promise nothing": Story(script=("--fault", "off"), asked="stop", said={"CannotPromise": (1,)}, told={}),
-    "preemption": Story(script=("--fault", "meet"), asked="signal", said={"Signalled": BOTH, "Ack": BOTH}, told={"Prepare": BOTH, "Commit": BOTH}),
+    "preemption": Story(
+        script=("--fault", "meet", "--rows", "2400"), asked="signal",  # steps enough that the order finds them at work
+        said={"Signalled": BOTH, "Ack": BOTH}, told={"Prepare": BOTH, "Commit": BOTH},
+    ),
     "rescue, a rank raises": Story(
         script=("--fault", "raise"), updates=(4, 5),  # the healthy rank may not have made the update that the other had before it raised
         said={"Failed": (1,), "Freed": (0,), "Saved": (0,), "Committed": (0,)},

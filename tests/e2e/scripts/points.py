@@ -46,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int)
     parser.add_argument("--fault", default="")
+    parser.add_argument("--rows", type=int, default=48)
     args = parser.parse_args()
     torch.manual_seed(7)
     torch.set_num_threads(1)
@@ -54,7 +55,7 @@ def main() -> None:
     plain = Net()
     model = DistributedDataParallel(plain)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    rows = Rows(48, args.bad)
+    rows = Rows(args.rows, args.bad)
     loader = DataLoader(rows, batch_size=3, sampler=DistributedSampler(rows))
     for step, batch in enumerate(loader):
         if step == FAULT_STEP and rank == 1:
