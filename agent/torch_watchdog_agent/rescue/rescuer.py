@@ -15,10 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.gpu import OnGpu
+from torch_watchdog_agent.rescue.half_step import Phase, Place
 from torch_watchdog_agent.rescue.own_failure import OwnFailure
 from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Rescuer"]
 
-# Before the first update; between two windows; from a window's first batch to its gate; in the update; from there to the next fetch.
-Phase: TypeAlias = Literal["start", "boundary", "window", "update", "after"]
 WORD_TIMEOUT_S = 5.0  # for the daemon's word to a rank that raises: where none comes it ends as it would have without us
 AFTER_NOTHING_S = 2.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it
 LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
@@ -289,16 +288,8 @@ class Rescuer:
 
     def _holdings_on_device(self, state: Any, ahead: Ahead) -> tuple[Holds, str]:
         with self._changed:
-            launching = self._phase == "update" and not self._standing
-            half = self._window.most_steps > 1
-            missing = self._why_touched(ahead.windows_back) if ahead.windows_back else self._missing(state)
-        if launching:
-            return "nothing", "its update was being launched, and a half step is never saved"
-        if half:
-            return "nothing", "its loop has several optimizers, whose updates on a device are not told apart"
-        if missing:
-            return "nothing", f"{missing}, and a half step is never saved"
-        if why := ahead.why_not(state, self._rank.window):
+            why = self._place().why_not_on_device(state, ahead)
+        if why:
             return "nothing", why
         holds, why = self._shares(state)
         if (holds == "all" or self._part[1]) and not self._gpu.answers(state):
@@ -327,31 +318,11 @@ class Rescuer:
 
     def _holdings(self, state: Any) -> tuple[Holds, str]:
         with self._changed:
-            if self._phase == "update":
-                return "nothing", "its update was under way, and a half step is never saved"
-            if self._rank.saver.busy and not self._standing:
-                return "nothing", "it was still writing a checkpoint of all ranks"
-            missing = self._missing(state)
-            if missing:
-                return "nothing", f"{missing}, and a half step is never saved"
-        if not self._rank.loop.updates_applied:
-            return "nothing", "no update had been applied yet"
-        if not state.optimizers and self._rank.config.resume:
-            return "nothing", "no update had been applied since the checkpoint that it resumed"
-        return self._shares(state)
+            why = self._place().why_not(state)
+        return ("nothing", why) if why else self._shares(state)
 
-    def _missing(self, state: Any) -> str:
-        """What of its newest update may be still to come, or was changed since."""
-        window = self._rank.window
-        if self._phase == "after":
-            return self._window.missing(state.optimizers) or window.why_unusual()
-        return self._why_touched() if self._phase == "window" else window.why_moved_on()
-
-    def _why_touched(self, windows_back: int = 1) -> str:
-        """By the script itself. Once the update of the window at hand was launched, what has been written is no sign any more."""
-        if self._phase == "window" and windows_back == 1 and (changed := self._rank.window.changed_in_step()):
-            return f"its script itself has changed {changed} in the step at hand"
-        return self._rank.window.why_odd(windows_back)
+    def _place(self) -> Place:
+        return Place(rank=self._rank, steps=self._window, phase=self._phase, standing=self._standing)
 
     def _shares(self, state: Any) -> tuple[Holds, str]:
         if why := why_unknown():
