@@ -383,6 +383,6 @@ class Rank:
             self.say("the recorded batch went through forward, backward and update without an error")
             raise SystemExit(0)
         self.window.hands.updated()
-        if self.window.schedule.looks:
+        if self.window.schedule.learns:
             self.window.updated()
         self.rescuer.after_gate(window_closed=self.at_gate.go_on(number, applied=True))

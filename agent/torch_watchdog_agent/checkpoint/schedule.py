@@ -18,7 +18,7 @@ _LEARNING_WINDOWS = 4
 
 
 class Schedule:
-    """`looks`: it is to be told of what happens, in the first windows or where it may be late. `may_be_late`: a fetch may come before all of its update is
+    """`looks`: it is to be told of what happens, in the first windows or where it may be late. `learns`: of updates, too, in the first ones. `may_be_late`: a fetch may come before all of its update is
     done. `is_late`: and what is moved then is not of the step that follows. `by_hand`: a rate is set between an update and the next window, by no scheduler."""
 
     def __init__(self, subjects: Subjects) -> None:
@@ -28,7 +28,7 @@ class Schedule:
         self._is_behind = self._is_own = self._looked = False
         self._has_moved: Callable[[], bool] | None = None  # since the newest update
         self.may_be_late = self.is_late = self.by_hand = False
-        self.looks = True
+        self.looks = self.learns = True
 
     def fetching(self) -> None:
         """The loop asks for a batch to train on."""
@@ -48,7 +48,8 @@ class Schedule:
     def _judge(self) -> None:
         self.is_late = self._is_behind and not self._is_own
         self.may_be_late = self._is_behind or self._windows == 1
-        self.looks = self._is_behind or self._windows <= _LEARNING_WINDOWS
+        self.learns = self._windows <= _LEARNING_WINDOWS
+        self.looks = self._is_behind or self.learns
 
     def begun(self) -> bool:
         """A backward begins, or the gate is there. True, once a window, where its start is to be taken from here: by now all is done that belongs to the
@@ -62,7 +63,7 @@ class Schedule:
 
     def at_gate(self) -> None:
         """The update is about to be applied."""
-        if self._windows <= _LEARNING_WINDOWS:
+        if self.learns:
             self._gates = {frame.f_code: frame.f_lineno for frame in _users_frames()}
 
     def updated(self, has_moved: Callable[[], bool]) -> None:

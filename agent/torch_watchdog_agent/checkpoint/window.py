@@ -69,7 +69,7 @@ class WindowState:
             self._kept[-1] = self._kept[-1]._replace(settled=_namespaces(self._owners))
 
     def updated(self) -> None:
-        """An update has been applied, in one of the windows in which the schedule looks."""
+        """An update has been applied, in one of the windows in which the schedule learns."""
         self.schedule.updated(_moment(self._owners).has_moved)
 
     def pass_ended(self, *, updates: int, place: Place) -> None:

@@ -47,7 +47,7 @@ class Scheduled:
     def updated(self) -> None:
         self.optimizer.step()
         self.updates += 1
-        if self.window.schedule.looks:
+        if self.window.schedule.learns:
             self.window.updated()
 
     def run(self, steps: int) -> None:
