@@ -18,8 +18,9 @@ _LEARNING_WINDOWS = 4
 
 
 class Schedule:
-    """`looks`: it is to be told of what happens, in the first windows or where it may be late. `learns`: of updates, too, in the first ones. `may_be_late`: a fetch may come before all of its update is
-    done. `is_late`: and what is moved then is not of the step that follows. `by_hand`: a rate is set between an update and the next window, by no scheduler."""
+    """`looks`: it is to be told of what happens, in the first windows or where it may be late. `learns`: of updates, too, in the first ones. `may_be_late`: a
+    fetch may come before all of its update is done. `is_late`: and what is moved then is not of the step that follows. `by_hand`: a rate is set between an
+    update and the next window, by no scheduler."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects, self._windows = subjects, 0
