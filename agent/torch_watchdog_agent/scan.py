@@ -90,6 +90,7 @@ class Scan:
         self._batches += 1
         if checked is None:
             return
+        checked = guard.fresh(checked)  # a loop that fetches ahead had it looked at before its bounds were known
         self._samples += _size(source, checked)
         if source.indices is not None:
             self._looked_at.add(source.indices)

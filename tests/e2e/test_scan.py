@@ -49,6 +49,14 @@ def test_a_clean_data_set_ends_with_0(tmp_path: Path) -> None:
     assert "no sample would fail" in ended.err
 
 
+def test_a_loop_that_fetches_ahead_misses_none_of_the_steps_that_teach(tmp_path: Path) -> None:
+    """Their batches are made before their bounds are known."""
+    ended = scan(tmp_path, "--accelerate", "--bad-ids", 4, 7, 9, 14, 30, ranks=1)
+    assert ended.code == 65, ended.err
+    assert [entry["dataset_index"] for entry in found(ended)["bad"]] == [4, 7, 9, 14, 30]
+    assert found(ended)["samples"] == ROWS
+
+
 def test_what_a_person_sees_is_a_table_of_samples(tmp_path: Path) -> None:
     ended = scan(tmp_path, "--bad-ids", 200, ranks=1, options=("--job", "looked"))
     assert ended.code == 65

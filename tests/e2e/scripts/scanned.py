@@ -37,6 +37,7 @@ parser.add_argument("--bad-ids", type=int, nargs="*", default=[])
 parser.add_argument("--bad-labels", type=int, nargs="*", default=[])
 parser.add_argument("--raises", type=int)
 parser.add_argument("--dies", type=int)
+parser.add_argument("--accelerate", action="store_true", help="its loader, which fetches a batch ahead")
 parser.add_argument("--workers", type=int, default=0)
 options = parser.parse_args()
 
@@ -51,8 +52,13 @@ if world_size > 1:
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 rows = Rows(options)
 sampler = DistributedSampler(rows, shuffle=False) if world_size > 1 else None
+loader = DataLoader(rows, batch_size=4, sampler=sampler, num_workers=options.workers)
+if options.accelerate:
+    from accelerate import Accelerator
+
+    loader = Accelerator(cpu=True).prepare(loader)
 for _ in range(3):
-    for number, batch in enumerate(DataLoader(rows, batch_size=4, sampler=sampler, num_workers=options.workers)):
+    for number, batch in enumerate(loader):
         loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
         loss.backward()
         optimizer.step()
