@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,12 +17,15 @@ from torch_watchdog_proto.sentences import count
 
 __all__ = [
     "ENDED_WITHOUT_A_WORD",
+    "LIVES_AND_IS_SILENT",
     "allowed_range",
     "as_our_fault",
     "as_typed",
     "checkpoint_state",
     "count",
     "ended_by",
+    "goes_on_elsewhere",
+    "goes_on_unwatched",
     "is_good",
     "one_line",
     "shortened",
@@ -35,7 +38,8 @@ __all__ = [
 ]
 
 Incident = Mapping[str, Any]
-ENDED_WITHOUT_A_WORD = "ended without a word: its launcher was killed"
+ENDED_WITHOUT_A_WORD = "ended without a word: the launch was killed, or could not write how it ended"
+LIVES_AND_IS_SILENT = "has not ended: the launch lives, and does not answer"
 
 
 def who(incident: Incident) -> str:
@@ -159,6 +163,18 @@ def as_our_fault(error: Exception) -> str:
 def ended_by(signalled: str) -> str:
     """How a launch ended that somebody ended from outside."""
     return "interrupted (SIGINT, as by Ctrl-C)" if signalled == "SIGINT" else f"ended by {signalled} from outside"
+
+
+def goes_on_unwatched(pids: Sequence[int], *, are_ranks: bool) -> str:
+    """Of a launch that was killed alone: a second one must not be started beside what it has left."""
+    what = count(len(pids), "rank") if are_ranks else "1 process" if len(pids) == 1 else f"{len(pids)} processes"
+    named = f"pid{'' if len(pids) == 1 else 's'} {', '.join(map(str, pids[:8]))}{', ...' if len(pids) > 8 else ''}"
+    return f"goes on unwatched: the launch was killed, {what} of it {'lives' if len(pids) == 1 else 'live'} on ({named})"
+
+
+def goes_on_elsewhere(host: str, user: str) -> str:
+    """Of a launch that only another machine, or another user, can see."""
+    return f"has written no end, and does not answer here: {user or 'its user'} on {host} can see whether it goes on"
 
 
 def one_line(text: str) -> str:

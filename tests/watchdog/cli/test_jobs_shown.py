@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from typing import Any
 
-from cli_runs import INCIDENT, Runs
+from cli_runs import INCIDENT, Runs, add_steps
 
 from torch_watchdog.store.run_directory import RunDirectory, write_json
 
@@ -83,12 +87,31 @@ def test_the_status_of_an_ended_job_comes_from_disk(runs: Runs, ended_job: RunDi
     assert "ended, exit code 65" in runs("status", "train-1").stdout
 
 
-def test_a_job_whose_launcher_was_killed_is_not_called_running(runs: Runs) -> None:
-    runs.add_job("killed", exit_code=None)
+def test_a_job_whose_launch_was_killed_is_not_called_running(runs: Runs) -> None:
+    file = runs.add_job("killed", exit_code=None).job_file
+    write_json(file, json.loads(file.read_text()) | {"host": socket.gethostname()})
     for command in ("status", "timeline"):
-        assert "its launcher was killed" in runs(command, "killed").stdout
+        assert "the launch was killed" in runs(command, "killed").stdout
     runs("report", "killed")
-    assert "its launcher was killed" in (runs.folder / "watchdog_runs" / "killed" / "report.html").read_text()
+    assert "the launch was killed" in (runs.folder / "watchdog_runs" / "killed" / "report.html").read_text()
+
+
+def test_a_job_whose_launch_alone_was_killed_is_not_called_ended(runs: Runs) -> None:
+    directory = runs.add_job("alone", exit_code=None)
+    add_steps(directory)
+    write_json(
+        directory.job_file, json.loads(directory.job_file.read_text()) | {"host": socket.gethostname(), "session": "00c0ffee00c0ffed"}
+    )
+    lives, variables = "print('up', flush=True); input()", {"TORCH_WATCHDOG_AGENT": '{"session":"00c0ffee00c0ffed"}'}
+    with subprocess.Popen([sys.executable, "-c", lives], env=os.environ | variables, stdin=-1, stdout=-1, text=True) as rank:
+        assert rank.stdout is not None and rank.stdout.readline() == "up\n"
+        told = f"goes on unwatched: the launch was killed, 1 process of it lives on (pid {rank.pid})"
+        for command in ("status", "timeline"):
+            assert told in runs(command, "alone").stdout
+        listed = runs("jobs")
+        assert "running" in listed.stdout and told in listed.stderr
+        assert f"It {told}." in runs("report", "alone", "--markdown").stdout
+        rank.communicate("\n")
 
 
 def test_without_a_name_the_newest_job_is_meant(runs: Runs, ended_job: RunDirectory) -> None:

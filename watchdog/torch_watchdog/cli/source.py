@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch_watchdog.cli.on_disk import status_on_disk
 from torch_watchdog.daemon.client import DaemonClient, UnreadStatus, client_of
 from torch_watchdog.errors import DaemonUnreachableError, RunDirectoryError, UnknownJobError, WatchdogError
 from torch_watchdog.job.incident import is_order
@@ -19,15 +20,15 @@ from torch_watchdog.launch.nodes import shared_token
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.launch.say import say
-from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD
+from torch_watchdog.launch.survivors import Survivors, survivors
 from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.steps import RankTrack, tracks
 from torch_watchdog.scan.results import is_scan, read_results
 from torch_watchdog.scan.tell import headline
-from torch_watchdog.store.read import epoch_s, holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
+from torch_watchdog.store.read import holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
 from torch_watchdog.store.run_directory import RunDirectory
-from torch_watchdog_proto.envelopes import JobStatus, RankStatus
+from torch_watchdog_proto.envelopes import JobStatus
 from torch_watchdog_proto.messages import NodeReport, StepBlock, StepTable
 
 __all__ = ["JobLook", "all_jobs", "find_job", "has_own_daemon", "listed", "live_client", "live_daemon"]
@@ -71,11 +72,14 @@ class DiskJob:
 
     def status(self) -> JobStatus:
         live = self._live_status()
-        return live if live is not None else _status_on_disk(self, self.record(), tracks(self.blocks(None)))
+        return live if live is not None else self._status_on_disk(tracks(self.blocks(None)))
 
     def short_status(self) -> JobStatus:
         """Without the ranks, and without reading the steps."""
-        return self._live_status() or _status_on_disk(self, self.record(), ())
+        return self._live_status() or self._status_on_disk(())
+
+    def _status_on_disk(self, found: Sequence[RankTrack]) -> JobStatus:
+        return status_on_disk(self.directory.root, self.record(), found, num_incidents=sum(not is_order(one) for one in self.incidents()))
 
     def _live_status(self) -> JobStatus | None:
         try:
@@ -106,8 +110,9 @@ class DiskJob:
             for node, session, report in read_reports(root)
         )
         record = self.record()
-        if self._is_dead(record):
-            record = {**record, "exit_reason": ENDED_WITHOUT_A_WORD}
+        left = self._left(record)
+        if left is not None:
+            record = {**record, "exit_reason": left.words}
         history = history_of(self.name, record, reports, incidents=self.incidents(), events=read_events(root))
         return replace(history, scan=headline(read_results(root))) if is_scan(root) else history
 
@@ -118,10 +123,13 @@ class DiskJob:
         record = self.record()
         if is_scan(self.directory.root):
             return () if record.get("exit_code") is None else (str(record["exit_reason"]),)
-        return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here(), is_dead=self._is_dead(record))
+        left = self._left(record)
+        is_dead = left is not None and left.state != "running"
+        return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here(), is_dead=is_dead)
 
-    def _is_dead(self, record: Mapping[str, Any]) -> bool:
-        return record.get("exit_code") is None and self._live_status() is None
+    def _left(self, record: Mapping[str, Any]) -> Survivors | None:
+        """Of a launch that has written no end, and that nobody answers for."""
+        return survivors(record) if record.get("exit_code") is None and self._live_status() is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,39 +365,3 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _status_on_disk(look: DiskJob, record: Mapping[str, Any], found: Sequence[RankTrack]) -> JobStatus:
-    """A job that nobody answers for has ended; without an exit code its launcher died before it could write one."""
-    newest = max((track.attempt for track in found), default=int((record.get("end") or {}).get("attempt") or 0))
-    return JobStatus(
-        job=look.name,
-        state="ended",
-        policy=record.get("policy", "stop"),
-        attempt=newest,
-        world_size=record.get("world_size") or len({track.rank for track in found}),
-        run_dir=str(look.directory.root),
-        started_s=epoch_s(record.get("started")),
-        nodes=(str(record.get("host", "")),),
-        incidents=sum(not is_order(found) for found in look.incidents()),
-        lost_records=sum(track.lost_records for track in found),
-        exit_code=record.get("exit_code"),
-        ranks=tuple(_rank_status(track, record) for track in found if track.attempt == newest),
-    )
-
-
-def _rank_status(track: RankTrack, record: Mapping[str, Any]) -> RankStatus:
-    steps = track.steps
-    return RankStatus(
-        rank=track.rank,
-        node=str(record.get("host", "")),
-        pid=0,
-        phase="end",
-        alive=False,
-        last_step=steps[-1] if steps else None,
-        loss=track.loss[max(track.loss)] if track.loss else None,
-        step_time_s=track.median_step_s,
-        last_seen_s=track.time_ns[steps[-1]] / 1e9 if steps else None,
-        updates_applied=track.updates.get(steps[-1]) if steps else None,
-        began_at_update=track.began_at_update,
-    )

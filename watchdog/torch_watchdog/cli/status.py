@@ -69,7 +69,7 @@ def _facts(job: JobStatus) -> dict[str, object]:
     seen = listed(job)
     facts: dict[str, object] = {
         "job": job.job,
-        "state": _state(job.state, seen["exit_code"]),
+        "state": seen.get("problem") or _state(job.state, seen["exit_code"]),
         "policy": seen["policy"],
         "ranks": job.world_size,
     }

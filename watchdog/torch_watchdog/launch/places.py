@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["find_in_runtime_dir", "here", "make_private", "open_ring_dir", "open_runtime_dir"]
+__all__ = ["find_in_runtime_dir", "here", "is_held", "make_private", "open_ring_dir", "open_runtime_dir"]
 
 MAX_RUNTIME_PATH = 70  # a unix socket's path ends at 107 bytes, and names of sockets are still to come
 MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory, not a place for temporary files
@@ -45,6 +45,15 @@ def find_in_runtime_dir(session: str, name: str, environment: Mapping[str, str])
             if _is_private(base) and _is_owned(base / session):
                 return (base / session / name).read_text(encoding="utf-8")
     return None
+
+
+def is_held(session: str, environment: Mapping[str, str]) -> bool:
+    """Whether the launch of that session lives, on this machine and by this user."""
+    for parent in (MEMORY, *_runtime_parents(environment)):
+        with suppress(OSError):
+            if _is_owned(_base(parent) / session):
+                return True
+    return False
 
 
 def _is_owned(path: Path) -> bool:

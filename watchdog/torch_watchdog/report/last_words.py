@@ -22,7 +22,7 @@ def last_words(
     directory: RunDirectory, record: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]], *, here: str, is_dead: bool = False
 ) -> list[str]:
     """With the line that resumes it from the folder `here`, from anywhere where that is empty. Nothing where the launch has not ended, or `record`, its
-    job.json, lies on another machine and is empty. `is_dead`: its launcher was killed before it could write how it ended.
+    job.json, lies on another machine and is empty. `is_dead`: the launch was killed before it could write how it ended.
     """
     root, quarantine = directory.root, str(directory.quarantine_file) if directory.quarantine_file.exists() else None
     end = end_of(record, root, here=here, quarantine=quarantine)

@@ -1,0 +1,72 @@
+"""What lives on of a launch whose end nobody wrote down: asked of this machine's kernel, for whoever looks at its record.
+
+Owns how a process is told to be of a launch. A pid alone proves nothing, so a rank is known by the ring that it has mapped, whose path names the launch's
+session and the rank's own pid; any other process by the session in its environment. Never writes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch_watchdog.launch.places import is_held
+from torch_watchdog.launch.plan import AGENT_VARIABLE
+from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD, LIVES_AND_IS_SILENT, goes_on_elsewhere, goes_on_unwatched
+from torch_watchdog.user import user_name
+
+__all__ = ["Survivors", "survivors"]
+
+_KEEPER = "torch-watchdog"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survivors:
+    """`ranks`: the newest attempt's that live, and their pids. `words`: what is known of its end."""
+
+    state: Literal["running", "ended", "unknown"]
+    words: str
+    ranks: Mapping[int, int] = field(default_factory=dict)
+
+
+def survivors(record: Mapping[str, Any], proc: Path = Path("/proc")) -> Survivors:
+    """Of a launch whose `record`, its job.json, tells no end, and whose daemon does not answer."""
+    session = str(record.get("session") or "")
+    if not re.fullmatch(r"[0-9a-f]+", session):
+        return Survivors(state="ended", words=ENDED_WITHOUT_A_WORD)
+    host, user = record.get("host"), record.get("user")
+    if host != socket.gethostname() or (user or user_name()) != user_name():
+        return Survivors(state="unknown", words=goes_on_elsewhere(str(host), str(user or "")))
+    if is_held(session, os.environ):
+        return Survivors(state="running", words=LIVES_AND_IS_SILENT)
+    pids = list(_of_session(session, proc))
+    rings = [ring for pid in pids if (ring := _ring(pid, session, proc)) is not None]
+    newest = max((attempt for attempt, _, _ in rings), default=0)
+    ranks = {rank: pid for attempt, rank, pid in sorted(rings) if attempt == newest}
+    living = tuple(ranks.values()) or tuple(pids)
+    if not living:
+        return Survivors(state="ended", words=ENDED_WITHOUT_A_WORD)
+    return Survivors(state="running", words=goes_on_unwatched(living, are_ranks=bool(ranks)), ranks=ranks)
+
+
+def _of_session(session: str, proc: Path) -> Iterator[int]:
+    """Processes that were started under it, without its keepers: those end by themselves."""
+    name, wanted = f"{AGENT_VARIABLE}=".encode(), f'"session":"{session}"'.encode()
+    for folder in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        with suppress(OSError):  # gone meanwhile, or another user's
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if any(one.startswith(name) and wanted in one for one in variables) and (folder / "comm").read_text().strip() != _KEEPER:
+                yield int(folder.name)
+
+
+def _ring(pid: int, session: str, proc: Path) -> tuple[int, int, int] | None:
+    """(attempt, rank, pid) of a rank; None of a process that is none, or a child of one."""
+    with suppress(OSError):
+        found = re.search(rf"/{session}/(\d+)-(\d+)-{pid}\.ring", (proc / str(pid) / "maps").read_text(errors="replace"))
+        return None if found is None else (int(found[1]), int(found[2]), pid)
+    return None
