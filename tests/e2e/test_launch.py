@@ -223,6 +223,14 @@ def test_a_run_leaves_its_record_and_nothing_else_behind(tmp_path: Path) -> None
     assert record["session"] not in {path.name for path in folders_of_launches()}
 
 
+def test_the_end_is_written_where_no_new_file_can_be_any_more(tmp_path: Path) -> None:
+    """As on a disk that is full by then."""
+    in_the_way = "import os; os.makedirs(f'runs/job/.job.json.{os.getppid()}.partial/x')"
+    done = run([*watchdog(tmp_path), *PYTHON, "-c", in_the_way], cwd=tmp_path)
+    assert (job_json(tmp_path)["exit_code"], job_json(tmp_path)["exit_reason"]) == (0, "finished"), done.stderr
+    assert "could not be told" not in done.stderr and not list((tmp_path / "runs" / "job").glob("*.reserved"))
+
+
 def test_a_second_run_of_one_name_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
         assert run([*watchdog(tmp_path), *PYTHON, "-c", ""]).returncode == 0

@@ -29,7 +29,7 @@ from torch_watchdog.launch.summary import JobEnd
 from torch_watchdog.launch.unsaid import PATIENCE_S, hand_in, leave_note
 from torch_watchdog.phrases import as_typed
 from torch_watchdog.rules.limits import SizeLimits, limits_of
-from torch_watchdog.store.run_directory import RunDirectory, write_json
+from torch_watchdog.store.run_directory import RunDirectory, reserve, write_json, write_last
 from torch_watchdog.user import user_name
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_agent.config import AgentConfig
@@ -42,6 +42,7 @@ from torch_watchdog_proto.messages import NodeGoodbye, NodeHello
 __all__ = ["Watch", "open_watch", "shim_dir"]
 
 QUESTION_TIMEOUT_S = 2.0
+ROOM_FOR_THE_END = 16_384
 ENDS_A_LAUNCH = frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT})
 
 
@@ -151,7 +152,7 @@ class Watch:
         if self.joined is not None:
             return
         ended = at_end(self.record, end, ended=datetime.now(UTC), exit_reason=exit_reason, world_size=world_size)
-        write_json(self.directory.job_file, ended)
+        write_last(self.directory.job_file, ended, reserved=self.directory.reserved_file)
 
 
 @contextlib.contextmanager
@@ -168,6 +169,7 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         record = at_start(_job_start(seat, node_config, options), list(os.environ))
         if seat.joined is None:
             write_json(seat.directory.job_file, record)
+            reserve(seat.directory.reserved_file, seat.directory.job_file.stat().st_size + ROOM_FOR_THE_END)
         node = NodeAgent(node_config, say=_without_prefix)
         node.start()  # the last thing that can fail: its thread would go on, and miss what is closed then
         say(_first_words(seat))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch_watchdog.errors import RunDirectoryError
 
-__all__ = ["FileVersion", "RunDirectory", "file_version", "make_folder", "write_json"]
+__all__ = ["FileVersion", "RunDirectory", "file_version", "make_folder", "reserve", "write_json", "write_last"]
 
 FileVersion: TypeAlias = tuple[int, int, int]  # another one wherever the file was written to, or replaced
 
@@ -26,6 +27,11 @@ class RunDirectory:
     def job_file(self) -> Path:
         """Written by the launcher: command, versions, world, start, end, exit reason."""
         return self.root / "job.json"
+
+    @property
+    def reserved_file(self) -> Path:
+        """Room for the end in job.json, so that a disk that is full by then can still take it; gone once that is written."""
+        return self.root / ".job.json.reserved"
 
     @property
     def blocks(self) -> Path:
@@ -97,3 +103,30 @@ def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o666) -> No
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Takes that much of the disk, where it is there to be had."""
+    with suppress(OSError), path.open("xb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def write_last(path: Path, value: Mapping[str, Any], *, reserved: Path) -> None:
+    """As `write_json`; on a full disk in the place of what was reserved, or, where a file is never written in place, with the room that it gives back."""
+    try:
+        write_json(path, value)
+    except OSError:
+        if not reserved.is_file():
+            raise
+        try:
+            with reserved.open("r+", encoding="utf-8") as file:
+                json.dump(value, file, indent=1, allow_nan=False)
+                file.write("\n")
+                file.truncate()
+                os.fsync(file.fileno())
+            reserved.replace(path)
+        except OSError:
+            reserved.unlink()
+            write_json(path, value)
+    finally:
+        reserved.unlink(missing_ok=True)
