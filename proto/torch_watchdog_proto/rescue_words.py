@@ -38,7 +38,8 @@ def is_unusual(times: int, others: int) -> bool:
 class Failed:
     """An exception leaves the training of this rank. `text` is the one that was raised first of its chain, `chain` all of them in that order.
 
-    `step`: the one it was in, or `between` two steps the next. `calls`: one a process group. The rank waits for a word before it ends: `Free` where it
+    `step`: the one it was in, or `between` two steps the next. `calls`: one a process group. `bundle`: the batch that it failed on, in the run directory;
+    `fetching`: the batch, in words, that was being made instead. The rank waits for a word before it ends: `Free` where it
     may have something to save, `Leave` where not.
     """
 
@@ -51,6 +52,8 @@ class Failed:
     where: str = ""  # file:line of the user's code that the first one came through
     between: bool = False
     calls: tuple[GroupCalls, ...] = ()
+    bundle: str = ""
+    fetching: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,8 @@ def test_a_rank_that_fails_before_its_first_batch_is_named(tmp_path: Path) -> No
 def test_each_way_to_end_is_told_as_what_it_is(where: str, how: str, kind: str, said: str, error: str, tmp_path: Path) -> None:
     run = launch(tmp_path, [*watchdog(), *torchrun(*script("exits.py", where, how))])
     (incident,) = run.incidents
+    if how == "raise":
+        assert "while its loader made the batch of samples" in incident["cause"] and incident["evidence"]["bundle"] is None, incident
     if how == "SystemExit" and re.search(
         TORN_DOWN, incident["summary"]
     ):  # gloo's threads do that now and then, and nothing is left of the status

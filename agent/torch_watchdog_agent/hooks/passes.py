@@ -147,8 +147,10 @@ def fetch(one: Pass | None, theirs: Callable[[Any], _Batch], iterator: Any) -> _
     try:
         batch = _made(here, theirs, iterator)
     except Exception as error:
-        source_of(iterator)  # that batch will not come
-        if receiver is None and isinstance(error, StopIteration):
+        source = source_of(iterator)  # that batch will not come
+        if not isinstance(error, StopIteration):
+            _not_made(here, error, source)
+        elif receiver is None:
             _ended(one)
         raise
     target, source = receiver or one or Pass(), source_of(iterator)
@@ -175,6 +177,9 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
             batch = make()
         except StopIteration:
             _ended(one)
+            raise
+        except Exception as error:
+            _not_made(here, error, None)
             raise
     for _ in range(min(skip, len(one.fetched))):
         one.fetched.popleft()
@@ -277,6 +282,13 @@ def _fetched(here: Any, one: Pass, batch: Any, source: Source) -> None:
     one.fetched.append((batch, source, checked))
 
 
+@guarded("failed fetch", at_end=True)
+def _not_made(here: Any, error: Exception, source: Source | None) -> None:
+    """`source`: of a batch of torch's own loader; one outside of that has nothing to add."""
+    if here is not None:
+        here.rescuer.batches.not_made(error, None if source is None else source.indices)
+
+
 @guarded("loader")
 def _ended(one: Pass | None) -> None:
     """The loop has what there is of this pass: one that prefetches goes on with what it has in hand."""
@@ -287,6 +299,7 @@ def _ended(one: Pass | None) -> None:
         ended(one.stand)
     if here is not None and torch.is_grad_enabled():
         here.loop.pass_ended()
+        here.rescuer.batches.pass_ended()
         if one is not None and is_current(one.stand):
             here.window.pass_ended(updates=here.loop.updates_applied, place=training_place())
             here.rescuer.at_pass_end()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnFailure"]
 
+_OF_DEVICE = "CUDA error"
+
 
 class OwnFailure:
     """Of one rank."""
@@ -39,13 +41,13 @@ class OwnFailure:
         if TORCHS_WORD not in words.text and (worker := dead_workers(error)):  # what it met of that is the first of its chain
             words.text = f"{words.text}; {worker}"
         step, between = self._step_of(words.text)
-        self._batches.write_bundle(step)
+        bundle = self._batches.write_bundle(step, of_device=_OF_DEVICE in words.text)
         self.noticed(error)
         _, time_ns, calls = self._first_seen or (0, 0, ())
         rank = self._rank
         return Failed(
             rank=rank.identity.rank, step=step, between=between, time_ns=time_ns, updates_applied=rank.loop.updates_applied, text=words.text,
-            chain=words.chain, where=words.where, calls=calls,
+            chain=words.chain, where=words.where, calls=calls, bundle=bundle, fetching=self._batches.fetch_behind(error),
         )  # fmt: skip
 
     def step_at_hand(self) -> tuple[int, bool]:
@@ -56,5 +58,5 @@ class OwnFailure:
 
     def _step_of(self, failure: str) -> tuple[int, bool]:
         """A device's failure is heard when Python is steps ahead of it."""
-        step = self._gpu.step_of_failure() if "CUDA error" in failure else None
+        step = self._gpu.step_of_failure() if _OF_DEVICE in failure else None
         return self.step_at_hand() if step is None else (step, False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rescue.gpu import OnGpu
@@ -36,6 +38,33 @@ def batches_of(steps: list[int], *, several: bool) -> RecentBatches:
 def test_the_batch_of_a_step(steps: list[int], several: bool, step: int, number: int | None) -> None:
     found = batches_of(steps, several=several).of(step)
     assert (found is None) if number is None else found["ids"].item() == number
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_failure_while_the_next_batch_is_made_is_laid_to_that_and_to_no_batch_before(num_workers: int, tmp_path: Path) -> None:
+    here: Any = SimpleNamespace(
+        loop=Loop(), config=SimpleNamespace(bundles=True, run_dir=str(tmp_path)), identity=SimpleNamespace(attempt=0, rank=1)
+    )
+    kept = RecentBatches(here)
+    kept.keep({"ids": torch.tensor([1])}, several=False)
+    with pytest.raises(IndexError) as raised:
+        list(DataLoader([torch.tensor(0)], sampler=[0, 7, 8], batch_size=3, num_workers=num_workers))
+    kept.not_made(raised.value, [0, 7, 8])
+    assert kept.fetch_behind(raised.value) == "the batch of samples 0, 7, 8 of the data set"
+    assert kept.fetch_behind(ValueError("another")) == ""
+    assert kept.write_bundle(0) == ""
+    assert kept.write_bundle(0, of_device=True) == "bundles/0-1.safetensors"  # launched before, by a batch that was in hand then
+    kept.keep({"ids": torch.tensor([1])}, several=False)
+    assert (kept.write_bundle(0), kept.fetch_behind(raised.value)) == ("bundles/0-1.safetensors", "")
+    kept.pass_ended()
+    assert kept.write_bundle(0) == ""
+
+
+def test_what_a_sampler_raises_is_laid_to_no_samples() -> None:
+    kept = RecentBatches(SimpleNamespace(loop=Loop()))  # type: ignore[arg-type]
+    error = ValueError("of the sampler's own")
+    kept.not_made(error, [0, 7, 8])
+    assert kept.fetch_behind(error) == "a batch"
 
 
 class Gate:

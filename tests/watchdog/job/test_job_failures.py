@@ -56,6 +56,19 @@ def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:
     assert "other rank" not in run.incidents[0]["cause"] + run.incidents[0]["fix"]  # there is none
 
 
+def test_only_a_batch_that_was_kept_is_named_and_else_what_was_being_made() -> None:
+    told = []
+    for bundle, fetching in (("bundles/0-0.safetensors", ""), ("", "the batch of samples 3, 5 of the data set")):
+        run = Run(world_size=1)
+        run.hello(0)
+        run.say(Failed(rank=0, step=3, time_ns=1, updates_applied=3, text="ValueError: no image", bundle=bundle, fetching=fetching))
+        run.report(events=(ended(0, 1, exit_code=1),))
+        (incident,) = run.incidents
+        told.append((incident["evidence"]["bundle"], incident["cause"].partition("raised this itself")[2]))
+    assert [bundle for bundle, _ in told] == ["bundles/0-0.safetensors", None]
+    assert [cause.partition(";")[0] for _, cause in told] == ["", " while its loader made the batch of samples 3, 5 of the data set"]
+
+
 OWN = Failed(rank=0, step=5, time_ns=1, updates_applied=5, text="ValueError: a mistake of this script", chain=("ValueError: a mistake",))
 GPU_LOST = "RuntimeError: CUDA error: unspecified launch failure"
 LOST = replace(OWN, text="RuntimeError: Connection closed by peer [127.0.0.1]:4242", chain=())

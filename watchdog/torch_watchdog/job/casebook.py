@@ -270,7 +270,7 @@ class Casebook:
         )
         exception = {"text": end.text} | ({"where": end.where} if end.where else {}) if end.text else None
         made["evidence"] = {"exception": exception, "assertion": verdict.assertion, "log_tail": f"logs/rank-{end.rank}.log"}
-        made["evidence"]["bundle"] = f"bundles/{self._attempt}-{end.rank}.safetensors" if end.text else None
+        made["evidence"]["bundle"] = end.bundle or None
         made["evidence"]["stacks"] = "stacks.txt" if end.hung else None
         return made
 

@@ -84,7 +84,8 @@ class FailureWatch:
         """An exception leaves the training of a rank."""
         known = self._ends.get(pid) or RankEnd(rank=failed.rank, node=node, pid=pid)
         self._ends[pid] = replace(
-            known, text=failed.text, where=failed.where, raised_ns=failed.time_ns, step=failed.step, between=failed.between
+            known, text=failed.text, where=failed.where, raised_ns=failed.time_ns, step=failed.step, between=failed.between,
+            bundle=failed.bundle, fetching=failed.fetching,
         )  # fmt: skip
         self._begin(now)
         if waited_for_another(failed.text):

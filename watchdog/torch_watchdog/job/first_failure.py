@@ -57,7 +57,7 @@ class RankEnd:
     `text` is the exception that was raised first of its chain, `raised_ns` when its node's clock showed that; `ended_ns` when its process was seen to
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
     the next; `on_device`: the one that its GPU was in as it ended, Python being ahead. `finished`: it ended well; `said_end`: its script was over, by its
-    own word. `hung`: why it is held for one that makes no progress, `desync` where it waits in a collective of its own.
+    own word. `bundle` and `fetching`: as in Failed. `hung`: why it is held for one that makes no progress, `desync` where it waits in a collective of its own.
     """
 
     rank: int
@@ -78,6 +78,8 @@ class RankEnd:
     finished: bool = False
     said_end: bool = False
     on_device: int | None = None
+    bundle: str = ""
+    fetching: str = ""
 
     @property
     def died_of_its_device(self) -> bool:

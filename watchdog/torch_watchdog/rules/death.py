@@ -129,7 +129,7 @@ def _raised(first: FirstFailure, where: str, files: Files, *, alone: bool) -> Ve
         if not end.text
         else "each raised this by itself"
         if several
-        else f"it raised this itself{_status_told(end.text)}{'' if alone else ', and no other rank is known to have failed before'}"
+        else f"it raised this itself{_fetching(end)}{_status_told(end.text)}{'' if alone else ', and no other rank is known to have failed before'}"
     )
     others = "" if alone else of_the_others(first.besides, end.text)
     return Verdict(
@@ -155,6 +155,11 @@ def _where_to_look(end: RankEnd, files: Files) -> str:
         without_a_word = "look for what ends the process without a word, as `raise SystemExit`, os._exit() or native code does"
         return f"{without_a_word}; what it printed, if anything, is in {files.log(end)}"
     return f"read the end of {files.log(end)}"
+
+
+def _fetching(end: RankEnd) -> str:
+    """No batch was in hand: what it failed on is what was being made."""
+    return f" while its loader made {end.fetching}" if end.fetching else ""
 
 
 def _status_told(text: str) -> str:
