@@ -152,6 +152,12 @@ def test_a_rank_that_had_raised_and_was_asked_to_end_while_others_saved_has_fail
     assert judge(FirstFailure(culprits=(end,), victims=())).kind == kind
 
 
+def test_of_ranks_that_were_in_the_same_step_none_is_said_to_be_in_an_earlier_one() -> None:
+    left = RankEnd(rank=1, node="a", pid=1, step=12, exit_code=0, finished=True)
+    told = judge(FirstFailure(culprits=(left,), victims=(0,), desync=True))
+    assert told.cause == "rank 1 came to its end, with exit code 0, while rank 0 went on, whose next collective then had no partner"
+
+
 @pytest.mark.parametrize("last_known", [8, 7])  # its own end may be known by a step of before
 def test_a_rank_that_ends_with_0_in_the_middle_of_a_step_has_skipped_no_batch(last_known: int) -> None:
     """os._exit(0), say: it ran no backward of that step, for it was gone."""

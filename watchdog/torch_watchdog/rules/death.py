@@ -199,7 +199,7 @@ def _desync(first: FirstFailure, where: str) -> Verdict:
         kind="rank.desync",
         severity="critical",
         summary=f"{where}: {what} while {others} still had steps to do",
-        cause=f"rank {end.rank} came to its end, {how} in an earlier step than {others}, whose next collective then had no partner",
+        cause=f"rank {end.rank} came to its end, {how} while {others} went on, whose next collective then had no partner",
         fix="give every rank the same number of batches: drop_last, a DistributedSampler, or DDP's join(); or find the exit"
         f"{'' if end.torn_down else ' with status 0'} that only this rank takes: sys.exit(), {'SystemExit' if end.torn_down else 'os._exit(0)'}",
     )
