@@ -184,7 +184,7 @@ class Coordinator:
             return (Refusal(reason="no order is under way"),)
         if order is None:
             missing = ranks_in_words(ranks.world - ranks.here)
-            return (Refusal(reason=f"ranks {missing} cannot be reached: {len(ranks.here)} of {len(ranks.world)} answered so far"),)
+            return (Refusal(reason=f"{missing} cannot be reached: {len(ranks.here)} of {len(ranks.world)} answered so far"),)
         why_not = ""
         if isinstance(event, CancelRequested):
             undecided = order.state == "preparing"
@@ -283,7 +283,7 @@ class Coordinator:
                 return "the training ended before it could be carried out"
         order = self._under_way()
         heard = {"preparing": order.passed.keys(), "leaving": order.left}.get(order.state, order.saved.keys())
-        return f"no word from ranks {ranks_in_words(self._ranks.world - heard)} in time ({order.state})"
+        return f"no word from {ranks_in_words(self._ranks.world - heard)} in time ({order.state})"
 
     def _end(self, outcome: Literal["done", "given_up"], reason: str, now: float) -> tuple[Effect, ...]:
         order, self._order = self._under_way(), None

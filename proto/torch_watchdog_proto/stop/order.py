@@ -84,7 +84,7 @@ def why_not_good(parts: Collection[Saved]) -> str | None:
     bad = [part.rank for part in parts if not part.finite]
     if not bad:
         return None
-    saved = f"what {'rank' if len(bad) == 1 else 'ranks'} {ranks_in_words(bad)} saved"
+    saved = f"what {ranks_in_words(bad)} saved"
     return f"NaN, infinity or a part of a step that could not be taken back is in {saved}, which is kept aside as not good"
 
 
@@ -136,6 +136,6 @@ def closed(order: OpenOrder, outcome: Literal["done", "given_up"], reason: str, 
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """The first few of them."""
+    """`rank 1`, or the first few of `ranks 0, 1 ...`."""
     known = sorted(ranks)
-    return ", ".join(map(str, known[:8])) + (" ..." if len(known) > 8 else "")
+    return ("rank " if len(known) == 1 else "ranks ") + ", ".join(map(str, known[:8])) + (" ..." if len(known) > 8 else "")

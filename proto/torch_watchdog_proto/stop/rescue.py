@@ -20,7 +20,7 @@ from torch_watchdog_proto.messages import Committed, Leave, RankMessage, Saved, 
 from torch_watchdog_proto.rescue_words import Free, Freed, Rescue
 from torch_watchdog_proto.sentences import count
 from torch_watchdog_proto.stop.events import CheckpointFact, FromRank, RankGone, Tell, Tick
-from torch_watchdog_proto.stop.order import checkpoint_fact, files_of
+from torch_watchdog_proto.stop.order import checkpoint_fact, files_of, ranks_in_words
 
 __all__ = ["Effect", "Ended", "Event", "RankFailed", "RescueCoordinator"]
 
@@ -212,7 +212,7 @@ class RescueCoordinator:
             return f"nothing was saved: {'; '.join((self._problem, *nobody))}"
         whys = dict.fromkeys(freed.why for _, freed in sorted(self._freed.items()) if freed.holds != "all" and freed.why)
         silent = sorted(self._asked() - self._freed.keys())
-        parts = [*whys, *([f"no word from ranks {', '.join(map(str, silent[:8]))}"] if silent else [])]
+        parts = [*whys, *([f"no word from {ranks_in_words(silent)}"] if silent else [])]
         return "nothing was saved: " + ("; ".join(parts) or self._why_nobody())
 
     def _why_nobody(self) -> str:

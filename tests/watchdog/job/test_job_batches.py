@@ -196,7 +196,7 @@ def test_an_order_that_waits_for_a_rank_shows_which_and_what_state_it_is_in() ->
     assert phases() == ["train", "asked"]
     is_now("T")
     run.wait(10.1)
-    assert "no word from ranks 1 in time (preparing); stopped processes: rank 1 (`kill -CONT 101` on node)" in run.incidents[0]["summary"]
+    assert "no word from rank 1 in time (preparing); stopped processes: rank 1 (`kill -CONT 101` on node)" in run.incidents[0]["summary"]
     is_now("S")
     assert phases() == ["train", "start"]
 

@@ -230,7 +230,7 @@ def test_the_launcher_is_told_in_time_though_the_healthy_rank_never_says_a_word(
     assert released(run) == [1]
     run.wait(HEAD_START_S)
     assert released(run) == [1, 0]
-    assert "no word from ranks 0" in run.incidents[0]["cause"]
+    assert "no word from rank 0" in run.incidents[0]["cause"]
 
 
 def test_the_others_wait_for_the_end_of_the_rank_that_failed_first() -> None:

@@ -94,7 +94,7 @@ def test_a_node_that_is_away_is_said_so_once_and_an_order_that_needs_it_is_refus
     run = Run()
     (said,) = (effect for effect in run.handle(NodeAway(node="b")) if isinstance(effect, AppendEvent))
     assert said.event["kind"] == "node.away" and "node b" in said.event["text"]
-    assert refusals(run.handle(ASKED)) == ["ranks 1 cannot be reached: 1 of 2 answered so far"]
+    assert refusals(run.handle(ASKED)) == ["rank 1 cannot be reached: 1 of 2 answered so far"]
 
 
 def test_a_node_that_comes_back_is_asked_again() -> None:
@@ -123,7 +123,7 @@ def test_a_node_that_stays_away_past_the_end_of_an_order_is_not_waited_for_by_th
     run.handle(NodeAway(node="b"))
     run.now += 11
     run.handle(Tick())
-    assert refusals(run.handle(ASKED)) == ["ranks 1 cannot be reached: 1 of 2 answered so far"]
+    assert refusals(run.handle(ASKED)) == ["rank 1 cannot be reached: 1 of 2 answered so far"]
     run.handle(NodeJoined(hello=replace(HELLO, node="b")))
     run.connect("b", 1)
     assert refusals(run.handle(ASKED)) == []

@@ -293,3 +293,7 @@ def test_the_batch_for_a_tracker_says_where_it_is_and_which_value_is_bad() -> No
     assert "`ids[2]`, values 14 to 18, the bad one in brackets:" in told
     assert "5 6 7 [733] 8" in told
     assert "a b ? c" in told
+
+
+def test_the_ranks_that_an_incident_reached_are_called_so() -> None:
+    assert facts_of(INCIDENT | {"ranks_affected": [0]})["also affected"] == "rank 0"

@@ -141,7 +141,7 @@ def facts_of(found: Mapping[str, Any]) -> dict[str, str]:
         "learned from": bound.get("learned_from"),
         "cause": found.get("cause"),
         "fix": found.get("fix"),
-        "other ranks": _some(found.get("ranks_affected") or ()),
+        "also affected": _some(found.get("ranks_affected") or ()),
         "watchdog": _did(found, str(action.get("policy") or "")),
         "checkpoint": f"{checkpoint['path']} ({checkpoint_state(checkpoint)})" if checkpoint.get("path") else "",
     }
