@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import job_harness as harness
 import pytest
 
-from torch_watchdog.job.events import AppendEvent, Effect, NodeJoined, RankSpoke, SendOrder, Tick, WriteIncident
+from torch_watchdog.job.events import AppendEvent, Effect, NodeJoined, RankGone, RankSpoke, SendOrder, Tick, WriteIncident
 from torch_watchdog.job.job import Job
 from torch_watchdog_proto import messages as m
+from torch_watchdog_proto.rescue_words import Free, Look, Looked
 
 RETRY_S = 1.0
+STACK = '  File "/x/train.py", line 7, in main\n    while True:\n'
 
 
 class Run:
@@ -130,3 +133,36 @@ def test_a_signal_is_asked_for_once_where_it_was_given_up_for_good() -> None:
     run.say(m.Signalled(rank=1, signal=15))
     run.say(m.CannotPromise(rank=0, generation=1, reason="a hook is off"))
     assert asked_again(run) == asked_again(run) == []
+
+
+def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody_is_freed() -> None:
+    run = harness.Run()
+    run.hello(0, 1)
+    for step in range(6):
+        run.report(harness.steps(0, step, [1.0]), harness.steps(1, step, [1.0]))
+        run.now += 0.1
+    run.say(m.Signalled(rank=1, signal=15))
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=1, passed=5))
+    for _ in range(60):
+        looks = [effect.tell for effect in run.wait(1.0) if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Look)]
+        for look in looks:
+            run.say(Looked(rank=look.rank, generation=look.order.generation, waits=look.rank == 0, stack=STACK, timeout_s=20.0))
+    assert run.job.status().standstill.startswith("rank 0 waits for rank 1: it is not in a collective")
+    assert run.job.state == "stopping" and Free not in [kind for _, kind in harness.orders(run.effects)]
+    events = [effect.event for effect in run.handle(RankGone(rank=1, pid=101, attempt=0)) if isinstance(effect, AppendEvent)]
+    (closed,) = (event["text"] for event in events if event["kind"] == "order.closed")
+    assert closed.endswith(": rank 1 is gone, and had not come to its next step by then")
+
+
+def test_while_ranks_save_no_standstill_is_looked_for() -> None:
+    run = harness.Run()
+    run.hello(0, 1)
+    for step in range(6):
+        run.report(harness.steps(0, step, [1.0]), harness.steps(1, step, [1.0]))
+        run.now += 0.1
+    run.say(m.Signalled(rank=1, signal=15))
+    for rank in (0, 1):
+        run.say(m.Ack(rank=rank, generation=1, passed=5))
+    run.say(m.Saving(rank=0, generation=1, updates_applied=7))
+    assert Look not in [kind for _ in range(60) for _, kind in harness.orders(run.wait(1.0))]

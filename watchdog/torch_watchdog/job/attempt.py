@@ -89,7 +89,7 @@ class Attempt:
             rank.exited = True
             if rank.ends_well and event.exit_code is None and event.signal is None:
                 event = replace(event, exit_code=0)  # its status was gone before its node could read it
-            yield from self._orders.tell(stop.RankGone(rank=event.rank), now)
+            yield from self._orders.tell(self._gone(event.rank), now)
             yield from self._on_end(rank, event, node, now)
         if event.kind in ("asked", "exited") and self._failures.is_asked_for(event.pid):
             yield from self._tell_each(self._rescues.let_go(rank.rank))
@@ -179,7 +179,11 @@ class Attempt:
             return ()
         state.gone()
         gone = self._event(now, "rank.gone", rank=rank, text=f"rank {rank} closed its control socket", step=state.last_step)
-        return (gone, *self._orders.tell(stop.RankGone(rank=rank), now), *self._tell_each(self._rescues.out(rank, now)))
+        return (gone, *self._orders.tell(self._gone(rank), now), *self._tell_each(self._rescues.out(rank, now)))
+
+    def _gone(self, rank: int) -> stop.RankGone:
+        is_late = self._hangs.standstill and rank in self._hangs.late
+        return stop.RankGone(rank=rank, why=f"rank {rank} is gone, and had not come to its next step by then" if is_late else "")
 
     def node_away(self, node: str, now: float) -> Iterable[Effect]:
         """Its ranks may train on, unreachable: a request that needs them is refused at once, not after a wait of all the others."""
@@ -228,9 +232,16 @@ class Attempt:
     # Standing still
 
     def _watch_standstill(self, now: float) -> Iterable[Effect]:
-        """Asks the ranks where they are once no step has come for unusually long, and frees them from one that will not come."""
-        alive = self._ranks_in_training()
-        if not self._orders.are_possible or self._orders.is_open or self._first is not None or self._rescues.has_begun or len(alive) < 2:
+        """Asks the ranks where they are once no step has come for unusually long, and frees them from one that will not come. While an order waits for
+        their next step that is only told, until its deadline."""
+        alive, orders = self._ranks_in_training(), self._orders
+        if (
+            not orders.are_possible
+            or (orders.is_open and not orders.awaits_step)
+            or self._first is not None
+            or self._rescues.has_begun
+            or len(alive) < 2
+        ):
             return ()
         if self._hangs.should_ask(now):
             generation, questions = self._ask(alive)
@@ -238,7 +249,9 @@ class Attempt:
             self._say_who_is_away(alive)
             return questions
         hung = self._hangs.verdict(now)
-        return () if hung is None else self._on_hung(hung, now)
+        if hung is None or (hung.sure and orders.is_open):
+            return ()
+        return self._on_hung(hung, now)
 
     def _on_hung(self, hung: Hung, now: float) -> Iterable[Effect]:
         ranks = [self.ranks[rank] for rank in hung.ranks]

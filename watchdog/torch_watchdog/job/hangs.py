@@ -63,6 +63,7 @@ class HangWatch:
         self._split_before: Split | None = None
         self._told = False
         self.standstill = ""  # in words, as of the newest look since the last step
+        self.late: tuple[int, ...] = ()  # the ranks that it is laid to
         self._network_failed = False  # since the last step
         self._ask_again_at = 0.0
 
@@ -165,7 +166,7 @@ class HangWatch:
     def _told_once(self, hung: Hung, stood_s: float) -> Hung | None:
         """Again only where it has become sure: at the latest before the collectives give up."""
         hung = replace(hung, sure=hung.sure or stood_s >= self._in_time_s())
-        self.standstill = hung.words
+        self.standstill, self.late = hung.words, hung.ranks
         if self._told and not hung.sure:
             return None
         self._told = True

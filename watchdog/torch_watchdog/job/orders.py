@@ -51,7 +51,7 @@ class Orders:
         send: Callable[[stop.Tell], Iterable[Effect]],
         again: Callable[[float], Iterable[Effect]],
     ) -> None:
-        self.is_open = False
+        self.is_open = self._is_asked_for = False
         self._number, self._shared, self._ranks, self._ending, self._send, self._again = number, shared, ranks, ending, send, again
         self._world_size = 0
         self._coordinator: Coordinator | None = None
@@ -70,6 +70,13 @@ class Orders:
     @property
     def are_possible(self) -> bool:
         return self._coordinator is not None
+
+    @property
+    def awaits_step(self) -> bool:
+        """Whether an order that was asked for waits until the ranks come to where it acts: nobody holds a batch or saves."""
+        return (
+            self.is_open and self._is_asked_for and self._coordinator is not None and self._coordinator.state in ("preparing", "committed")
+        )
 
     @property
     def deadline(self) -> float | None:
@@ -128,7 +135,7 @@ class Orders:
             yield WriteIncident(incident=new, contract_of_rank=found.rank)
 
     def _on_opened(self, opened: stop.Opened, now: float) -> Iterable[Effect]:
-        self.is_open = True
+        self.is_open, self._is_asked_for = True, opened.kind.startswith("order.")
         if self._wanted is not None and self._wanted.kind == opened.kind:
             self._given, self._wanted = self._wanted, None
         text = f"order {opened.generation} ({opened.kind}) begins: {opened.reason}"
