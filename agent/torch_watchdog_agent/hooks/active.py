@@ -20,7 +20,7 @@ from torch_watchdog_agent.errors import BadBatchError, of_a_lost_device, text_of
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.ending import Ending, hear_exits
-from torch_watchdog_agent.rescue.words import of_a_signal
+from torch_watchdog_agent.rescue.words import is_interrupt, of_a_signal
 from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_agent.turned_off import turned_off
@@ -128,7 +128,7 @@ def joined_others() -> None:
 
 def failing_rank(error: BaseException) -> Rank | None:
     """The rank of this process, made now where an error ends it before its first batch."""
-    return _rank if _rank is not None or isinstance(error, KeyboardInterrupt | SystemExit) else rank()
+    return _rank if _rank is not None or isinstance(error, SystemExit) or is_interrupt(error) else rank()
 
 
 def made_rank() -> Rank | None:
@@ -209,7 +209,7 @@ def _note_exception(kind: type[BaseException], error: BaseException) -> bool:
             _ending.forget()
         first_line = text_of(error).partition("\n")[0]
         here.history.note(f"{kind.__name__}: {first_line}", level=2)
-        if not isinstance(error, KeyboardInterrupt):
+        if not is_interrupt(error):
             with unheard_children():
                 here.failed(error)
     return False
@@ -218,7 +218,7 @@ def _note_exception(kind: type[BaseException], error: BaseException) -> bool:
 @guarded("exception", at_end=True)
 def _await_word(error: BaseException) -> None:
     """The state that this rank holds may be needed: it ends once that was asked."""
-    if _rank is not None and not isinstance(error, KeyboardInterrupt):
+    if _rank is not None and not is_interrupt(error):
         _rank.rescuer.await_word()
 
 

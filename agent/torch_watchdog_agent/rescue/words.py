@@ -10,14 +10,16 @@ import signal
 import sysconfig
 import traceback
 from collections.abc import Sequence
+from opcode import opmap
 from pathlib import Path
 
 from torch_watchdog_agent.errors import text_of
 
-__all__ = ["Words", "innermost_own", "of_a_signal", "words_of"]
+__all__ = ["Words", "innermost_own", "is_interrupt", "of_a_signal", "words_of"]
 
 MAX_CHAIN = 12
 MAX_TEXT = 500
+_ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Raised to be caught: a failure that comes while one of these is handled is the first, not the second.
 _BENIGN = (StopIteration, StopAsyncIteration, GeneratorExit, KeyError, AttributeError, IndexError, ImportError, FileNotFoundError)
 _INSTALLED = (*(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
@@ -35,6 +37,8 @@ class Words:
     def __init__(self, errors: list[BaseException]) -> None:
         self.chain = tuple(_line(error) for error in errors)
         self.text, self.where = self.chain[0], _where(errors[0])
+        if isinstance(errors[0], KeyboardInterrupt) and not is_interrupt(errors[0]):
+            self.text = f"a {self.text} that the script itself raised"
 
 
 def words_of(error: BaseException) -> Words:
@@ -50,6 +54,38 @@ def of_a_signal(error: BaseException) -> bool:
     """Whether a handler of a signal has raised this: in whatever it interrupted."""
     handlers = {getattr(handler, "__code__", None) for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is the KeyboardInterrupt of a SIGINT, as far as is known: not one that a `raise` of the script's own has made, where nothing else in it
+    hears of signals."""
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    one: BaseException | None = error
+    for _ in range(MAX_CHAIN):
+        if isinstance(one, KeyboardInterrupt) and not _is_raised_by_script(one):
+            return True
+        one = None if one is None else one.__cause__ or one.__context__
+    return any(_is_the_scripts(signal.getsignal(number)) for number in _ASK_TO_END)
+
+
+def _is_raised_by_script(error: BaseException) -> bool:
+    """Python's handler of a signal raises wherever that comes, which is at no `raise`."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None or _is_installed(at.tb_frame.f_code.co_filename):
+        return False
+    return at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+def _is_the_scripts(handler: object) -> bool:
+    by = getattr(handler, "__module__", None) or ""
+    return callable(handler) and handler is not signal.default_int_handler and not by.startswith(__name__.partition(".")[0])
+
+
+def _is_installed(path: str) -> bool:
+    return path.startswith((*_INSTALLED, "<")) or _INSTALLED_ELSEWHERE.search(path) is not None
 
 
 def _behind(error: BaseException) -> BaseException | None:
@@ -77,8 +113,6 @@ def _where(error: BaseException) -> str:
 
 def innermost_own(frames: Sequence[traceback.FrameSummary]) -> str:
     """`file:line` of the innermost frame that is not of an installed library; of the innermost of all where there is none."""
-    own = [
-        frame for frame in frames if not frame.filename.startswith((*_INSTALLED, "<")) and not _INSTALLED_ELSEWHERE.search(frame.filename)
-    ]
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
     last = next(iter(reversed(own or frames)), None)
     return "" if last is None else f"{last.filename}:{last.lineno}"

@@ -22,7 +22,7 @@ from torch_watchdog_agent.rescue import replica, sockets, workers
 from torch_watchdog_agent.rescue.ahead import Ahead
 from torch_watchdog_agent.rescue.looking import is_waiting, looked_at
 from torch_watchdog_agent.rescue.replica import holdings
-from torch_watchdog_agent.rescue.words import words_of
+from torch_watchdog_agent.rescue.words import is_interrupt, words_of
 from torch_watchdog_agent.turned_off import is_off
 
 
@@ -77,6 +77,54 @@ def in_a_worker() -> None:
     except ValueError:
         handed_on = ExceptionWrapper(where="in DataLoader worker process 0")
     handed_on.reraise()
+
+
+def by_the_script() -> None:
+    raise KeyboardInterrupt
+
+
+def by_the_script_from_an_error() -> None:
+    try:
+        raise ValueError("no image")
+    except ValueError as error:
+        raise KeyboardInterrupt("enough") from error
+
+
+def by_a_signal() -> None:
+    while True:
+        signal.raise_signal(signal.SIGINT)
+
+
+def by_a_signal_and_handed_on() -> None:
+    try:
+        by_a_signal()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped") from None
+
+
+@pytest.mark.parametrize(
+    ("work", "interrupts"),
+    [
+        (by_the_script, False),
+        (by_the_script_from_an_error, False),
+        (by_a_signal, True),
+        (by_a_signal_and_handed_on, True),
+        (wrapped, False),
+    ],
+)
+def test_an_interrupt_that_nobody_sent_is_the_scripts_own(work: object, interrupts: bool) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        error = raised(work)
+        assert is_interrupt(error) is interrupts
+        if work is by_the_script:
+            assert words_of(error).text == "a KeyboardInterrupt that the script itself raised"
+            signal.signal(signal.SIGUSR1, lambda *_: None)  # which may have told the script to raise it
+            assert is_interrupt(error) and words_of(error).text == "KeyboardInterrupt"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:
