@@ -175,7 +175,7 @@ def test_the_batch_of_the_first_loss_that_is_nan_is_named_with_its_samples(late:
     (incident,) = run.incidents
     assert incident["summary"] == "rank 1, step 1: the loss is nan, of a batch with samples 40, 41 of the data set"
     assert incident["evidence"] == {"samples": [40, 41], "bundle": "bundles/0-1-step-1.safetensors"}
-    assert incident["cause"].count("that batch is kept in bundles/0-1-step-1.safetensors") == 1
+    assert incident["cause"].count("that batch is kept for `watchdog replay`") == 1
     assert "that rank was given in step 1" in incident["fix"] and "resume from" in incident["fix"]
 
 

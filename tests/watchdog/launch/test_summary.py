@@ -322,13 +322,13 @@ def test_a_replay_that_raises_nothing_says_that_of_its_batch() -> None:
     assert "nothing found (exit code 1)" in summarise([], replace(end, exit_code=1))[0]
 
 
-def test_a_rank_that_failed_on_a_batch_that_was_kept_is_told_with_the_line_that_runs_it_again() -> None:
-    found = INCIDENT | {"kind": "rank.exception", "batch": None, "evidence": {"bundle": "bundles/0-1.safetensors"}}
+@pytest.mark.parametrize("more", [{}, {"kind": "rank.exception", "batch": None}, {"kind": "loss.not_finite", "batch": None}])
+def test_a_batch_that_was_kept_is_told_with_the_line_that_runs_it_again(more: dict[str, Any]) -> None:
+    found = INCIDENT | more | {"evidence": {"bundle": "bundles/0-1.safetensors"}}
     end = replace(END, exit_code=1, stopped_by_us=False)
     once_more = "; its batch once more: watchdog replay watchdog_runs/train-1/bundles/0-1.safetensors"
     assert summarise([found], end)[-1] == f"  more   watchdog timeline watchdog_runs/train-1{once_more}"
-    for without in (found | {"evidence": None}, INCIDENT | {"evidence": found["evidence"]}):
-        assert "replay" not in summarise([without], end)[-1]
+    assert "replay" not in summarise([found | {"evidence": None}], end)[-1]
     assert "watchdog replay" not in summarise([found], replace(end, replays="rank 1"))[-1]
 
 

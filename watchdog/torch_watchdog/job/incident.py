@@ -111,7 +111,7 @@ def with_batch_kept(found: Mapping[str, Any], violation: Violation) -> dict[str,
         told["summary"] = f"{found['summary']}, of a batch with {'sample' if len(samples) == 1 else 'samples'} {shown} of the data set"
     if violation.bundle:
         told["evidence"] = told["evidence"] | {"bundle": violation.bundle}
-        told = with_reason(told, f"that batch is kept in {violation.bundle} (`watchdog replay` runs it)")
+        told = with_reason(told, "that batch is kept for `watchdog replay`")
     return told
 
 

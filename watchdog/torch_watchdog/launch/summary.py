@@ -356,8 +356,8 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
 
 
 def _to_replay(incident: Incident, end: JobEnd) -> str:
-    """Of a rank that failed on a batch that was kept. A bad batch has told all that a replay would."""
-    bundle = (incident.get("evidence") or {}).get("bundle") if str(incident.get("kind")).startswith("rank.") else None
+    """Of a batch that was kept: a bad one, one that a rank failed on, or that of a loss that is no number."""
+    bundle = (incident.get("evidence") or {}).get("bundle")
     path = shlex.quote(one_line(as_typed(f"{end.run_dir}/{bundle}", end.here)))
     return "" if not bundle or end.replays else f"; its batch once more: watchdog replay {path}"
 
