@@ -22,6 +22,7 @@ class Loop:
         self.micro_step = -1
         self.trained_on = 0
         self.updates_applied = 0
+        self._resumed_at: int | None = None
         self._steps_before = 0  # this launch; less those of it that a framework's training has not done
         self.batches_seen = 0
         self.fed_elsewhere = False  # batches come through another thread: gates number the windows
@@ -38,8 +39,13 @@ class Loop:
 
     def resumed(self, updates_applied: int) -> None:
         """The training goes on from a checkpoint that holds so many updates; steps are this launch's own, and count from 0."""
-        self.updates_applied = updates_applied
+        self.updates_applied = self._resumed_at = updates_applied
         self.steps_begin_at(updates_applied)
+
+    @property
+    def is_as_resumed(self) -> bool:
+        """Whether the training goes on from a checkpoint, and no update has been applied since."""
+        return self.updates_applied == self._resumed_at
 
     def steps_begin_at(self, count: int) -> None:
         """A framework that counts its steps begins, at `count`: what the script has done by itself before is none of them."""

@@ -43,11 +43,14 @@ LIVES_AND_IS_SILENT = "has not ended: the launch lives, and does not answer"
 
 
 def who(incident: Incident) -> str:
-    """Rank, step and dataset sample, as far as they are known."""
+    """Rank, step, a later attempt of the launcher's and dataset sample, as far as they are known."""
     rank = (incident.get("origin") or {}).get("rank")
     parts = ["no single rank" if rank is None else f"rank {rank}"]
+    attempt = f"attempt {incident['attempt']}" if incident.get("attempt") else ""
     if incident.get("step") is not None:
-        parts.append(f"step {incident['step']}{_after(incident)}")
+        parts.append(f"step {incident['step']}{attempt and f' of {attempt}'}{_after(incident)}")
+    elif attempt:
+        parts.append(attempt)
     sample = (incident.get("batch") or {}).get("sample") or {}
     if sample.get("dataset_index") is not None:
         parts.append(f"dataset sample {sample['dataset_index']}")

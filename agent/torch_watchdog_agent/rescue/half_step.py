@@ -39,7 +39,7 @@ class Place:
             return f"{missing}, and a half step is never saved"
         if not rank.loop.updates_applied:
             return "no update had been applied yet"
-        if not state.optimizers and rank.config.resume:
+        if not state.optimizers and rank.loop.is_as_resumed:
             return "no update had been applied since the checkpoint that it resumed"
         return ""
 

@@ -20,6 +20,7 @@ from torch_watchdog_agent.hooks import active
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rescue import replica, sockets, workers
 from torch_watchdog_agent.rescue.ahead import Ahead
+from torch_watchdog_agent.rescue.half_step import Place
 from torch_watchdog_agent.rescue.looking import is_waiting, looked_at
 from torch_watchdog_agent.rescue.replica import holdings
 from torch_watchdog_agent.rescue.words import is_interrupt, words_of
@@ -125,6 +126,24 @@ def test_an_interrupt_that_nobody_sent_is_the_scripts_own(work: object, interrup
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"), [(0, "no update had been applied since the checkpoint that it resumed"), (1, "")], ids=["first step", "second step"]
+)
+def test_a_rank_that_fails_in_its_first_step_after_a_checkpoint_has_nothing_newer(steps: int, why: str) -> None:
+    """In a later attempt of the launcher's, too, which was given no --resume."""
+    loop = Loop()
+    loop.resumed(12)
+    for _ in range(steps):
+        loop.handed_over()
+        loop.at_gate(1)
+        loop.gate_done(applied=True)
+    loop.handed_over()
+    window = SimpleNamespace(changed_in_step=lambda: "", why_odd=lambda windows_back: "")
+    rank = SimpleNamespace(loop=loop, window=window, saver=SimpleNamespace(busy=False), config=SimpleNamespace(resume=None))
+    place = Place(rank=rank, steps=SimpleNamespace(), phase="window", standing=False)  # type: ignore[arg-type]
+    assert place.why_not(SimpleNamespace(optimizers=())) == why
 
 
 def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:

@@ -128,6 +128,14 @@ def test_incidents_are_shown_without_control_characters_of_the_data(runs: Runs, 
     assert json.loads(runs("incidents", "train-1", "--json").stdout)["incidents"] == [INCIDENT]
 
 
+def test_a_step_of_a_later_attempt_is_told_as_one(runs: Runs, ended_job: RunDirectory) -> None:
+    path = ended_job.root / "incidents" / "1" / "incident.json"
+    step = json.loads(path.read_text())["step"]
+    assert f"  {step} of attempt " not in runs("incidents", "train-1").stdout
+    write_json(path, json.loads(path.read_text()) | {"attempt": 1})
+    assert f"  {step} of attempt 1  " in runs("incidents", "train-1").stdout
+
+
 def test_a_timeline_shows_a_strip_per_rank_and_pipes_cleanly(runs: Runs, ended_job: RunDirectory) -> None:
     lines = runs("timeline", "train-1").stdout.splitlines()
     assert lines[2].startswith("rank 0  |...v ") and lines[3].startswith("rank 1  |...X ")

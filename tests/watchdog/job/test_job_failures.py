@@ -69,6 +69,14 @@ def test_only_a_batch_that_was_kept_is_named_and_else_what_was_being_made() -> N
     assert [cause.partition(";")[0] for _, cause in told] == ["", " while its loader made the batch of samples 3, 5 of the data set"]
 
 
+def test_a_failure_in_the_first_step_after_a_checkpoint_names_the_updates_before_it() -> None:
+    run = Run(world_size=1)
+    run.hello(0)
+    run.say(Failed(rank=0, step=0, time_ns=1, updates_applied=12, text="ValueError: no image"))
+    run.report(events=(ended(0, 1, exit_code=1),))
+    assert (run.incidents[0]["step"], run.incidents[0]["framework_step"]) == (0, 12)
+
+
 OWN = Failed(rank=0, step=5, time_ns=1, updates_applied=5, text="ValueError: a mistake of this script", chain=("ValueError: a mistake",))
 GPU_LOST = "RuntimeError: CUDA error: unspecified launch failure"
 LOST = replace(OWN, text="RuntimeError: Connection closed by peer [127.0.0.1]:4242", chain=())

@@ -76,6 +76,9 @@ def test_an_incident_tells_the_updates_before_its_step_where_they_are_another_nu
     found = INCIDENT | {"step": 2, "batch": None}
     assert who(found | {"framework_step": 7}) == "rank 1, step 2 (after 7 updates)"
     assert who(found | {"framework_step": None}) == who(found) == "rank 1, step 2"
+    again = found | {"attempt": 1}
+    assert who(again | {"framework_step": 7}) == "rank 1, step 2 of attempt 1 (after 7 updates)"
+    assert who(again | {"step": None}) == "rank 1, attempt 1"
 
 
 def test_pages_markdown_json_and_traces_tell_the_same_updates() -> None:

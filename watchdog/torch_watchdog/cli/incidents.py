@@ -40,12 +40,12 @@ def command(context: click.Context, /, job: str | None, as_json: bool, **_: obje
 
 
 def _row(incident: Mapping[str, Any]) -> tuple[object, ...]:
-    origin = incident.get("origin") or {}
+    origin, step, attempt = incident.get("origin") or {}, incident.get("step"), incident.get("attempt")
     return (
         incident.get("id"),
         incident.get("severity"),
         incident.get("kind"),
         origin.get("rank"),
-        incident.get("step"),
+        step if step is None or not attempt else f"{step} of attempt {attempt}",
         incident.get("summary"),
     )

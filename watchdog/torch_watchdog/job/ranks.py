@@ -58,6 +58,7 @@ class RankState:
     last_seen_s: float | None = None
     updates_applied: int | None = None
     began_at_update: int | None = None
+    failed_in: tuple[int, int] | None = None  # the step, and the updates before it, by its own word
     left_out: set[int] = field(default_factory=set)  # the newest steps without an update: reported so, or ordered so and not yet reported
 
     def hear(self, message: RankMessage, now: float) -> None:
@@ -74,7 +75,7 @@ class RankState:
             case Finished():
                 self.phase, self.ends_well = "end", not self.raised
             case Failed():
-                self.raised = True
+                self.raised, self.failed_in = True, (message.step, message.updates_applied)
             case _:
                 pass
 
@@ -112,6 +113,8 @@ class RankState:
 
     def updates_before(self, step: int | None) -> int | None:
         """How many updates the model had when that step began, a step that is not far from the newest."""
+        if self.last_step is None and self.failed_in is not None and step == self.failed_in[0] == 0:
+            return self.failed_in[1]
         if step is None or self.updates_applied is None or self.last_step is None:
             return None
         reported = self.last_step + 1
