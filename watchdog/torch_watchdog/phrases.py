@@ -35,6 +35,7 @@ __all__ = [
     "where_needed",
     "who",
     "without_good",
+    "without_others",
 ]
 
 Incident = Mapping[str, Any]
@@ -178,6 +179,11 @@ def goes_on_unwatched(pids: Sequence[int], *, are_ranks: bool) -> str:
 def goes_on_elsewhere(host: str, user: str) -> str:
     """Of a launch that only another machine, or another user, can see."""
     return f"has written no end, and does not answer here: {user or 'its user'} on {host} can see whether it goes on"
+
+
+def without_others(last_words: str) -> str:
+    """A line of a launch's last words, for who is shown all incidents beside it."""
+    return re.sub(r"; \d+ incidents? more: watchdog incidents .*", "", last_words) if last_words.startswith("  more ") else last_words
 
 
 def one_line(text: str) -> str:

@@ -238,3 +238,11 @@ def test_a_resumed_job_names_the_one_that_it_goes_on_from(runs: Runs) -> None:
     assert newest.endswith("first at step 5") and "at step" not in oldest
     assert "from first at step 5" in runs("status", "second").stdout
     assert [job["resumed_from"] for job in json.loads(runs("jobs", "--json").stdout)["jobs"]] == ["first at step 5", ""]
+
+
+def test_the_list_of_all_incidents_does_not_end_by_naming_itself(runs: Runs, ended_job: RunDirectory) -> None:
+    write_json(ended_job.job_file, json.loads(ended_job.job_file.read_text()) | {"end": {"stopped_by_us": True}, "ranks_reported": 2})
+    write_json(ended_job.incident("2") / "incident.json", INCIDENT | {"id": "2", "step": 4})
+    more = "watchdog timeline watchdog_runs/train-1"
+    assert runs("status", "train-1").stdout.endswith(f"  more   {more}; 1 incident more: watchdog incidents watchdog_runs/train-1\n")
+    assert runs("incidents", "train-1").stdout.endswith(f"  more   {more}\n")

@@ -139,6 +139,17 @@ def test_the_first_critical_incident_is_told_and_the_others_are_counted() -> Non
     assert lines[-1] == "  more   watchdog timeline watchdog_runs/train-1; 2 incidents more: watchdog incidents watchdog_runs/train-1"
 
 
+@pytest.mark.parametrize(
+    ("steps", "told"), [((5, 5), "went on without the bad batch: "), ((5, 6, 9), "went on without the bad batches of 3 steps, first: ")]
+)
+def test_the_steps_that_were_left_out_are_counted(steps: tuple[int, ...], told: str) -> None:
+    action = INCIDENT["action"] | {"policy": "skip", "prevented": True, "exit_code": None, "checkpoint": None}
+    found = [INCIDENT | {"step": step, "time": f"2026-01-31T00:00:0{step}Z", "action": action} for step in steps]
+    end = replace(END, exit_code=0, stopped_by_us=False)
+    assert summarise(found, end)[0] == f"job train-1 {told}batch.index_out_of_range (exit code 0)"
+    assert f"step {steps[0]}" in summarise(found, end)[1]
+
+
 def test_what_failed_on_another_rank_beside_a_bad_batch_has_a_line_of_its_own() -> None:
     other = of_attempt(0, "rank.exception") | {"origin": {"rank": 0}, "summary": "rank 0, in step 5: ValueError: a mistake"}
     lines = summarise([INCIDENT | {"attempt": 0}, other], END)

@@ -36,7 +36,7 @@ def command(context: click.Context, /, job: str | None, as_json: bool, **_: obje
     if found or not bad:
         rows = [_row(incident) for incident in found]
         print_table(("id", "severity", "kind", "rank", "step", "summary"), rows, empty=f"job {look.name}: no incident")
-    print_last_words(look, told=("who", "what"))
+    print_last_words(look, told=("who", "what", "others"))
 
 
 def _row(incident: Mapping[str, Any]) -> tuple[object, ...]:

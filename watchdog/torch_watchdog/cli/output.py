@@ -21,7 +21,7 @@ from rich.text import Text
 
 from torch_watchdog.cli.source import JobLook
 from torch_watchdog.errors import OutputError
-from torch_watchdog.phrases import one_line
+from torch_watchdog.phrases import one_line, without_others
 from torch_watchdog.report.text import WIDTH, Line, folded, plain
 
 __all__ = ["line_width", "moment", "new_file", "print_facts", "print_json", "print_last_words", "print_lines", "print_table", "print_text"]
@@ -91,8 +91,10 @@ def print_lines(lines: Sequence[Line]) -> None:
 
 
 def print_last_words(look: JobLook, *, told: Collection[str] = ()) -> None:
-    """What the launch said at its end: the terminal that it said it on is perhaps gone. Without what has been `told` above it."""
+    """What the launch said at its end: the terminal that it said it on is perhaps gone. Without what has been `told` above it: lines by their names, and
+    `others`, the way to the other incidents."""
     words = [line for line in look.last_words() if not (line.startswith(" ") and line.split(maxsplit=1)[0] in told)]
+    words = list(map(without_others, words)) if "others" in told else words
     if words:
         print()
     print_lines([[(line, "")] for line in words])

@@ -45,14 +45,9 @@ def _is_of_one_step(held: Incident, other: Incident) -> bool:
     return bool(other["action"]["prevented"]) and other["step"] == held["step"]
 
 
-def _is_left_out(found: Incident) -> bool:
-    """A batch that no rank uses: one that is killed meanwhile, or ends without a word, does not die of it."""
-    return found["action"]["policy"] == "skip" and bool(found["action"]["prevented"])
-
-
 def _was_skipped(found: Incident) -> bool:
     """Of one that an earlier daemon left on disk."""
-    return found["status"] == "resolved" and _is_left_out(found) and found["action"]["exit_code"] is None
+    return found["status"] == "resolved" and build.was_left_out(found) and found["action"]["exit_code"] is None
 
 
 class Casebook:
@@ -203,7 +198,7 @@ class Casebook:
     def failed(self, first: FirstFailure, ranks: Ranks, now: float) -> tuple[Incident, bool]:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
         of_none = (found for found in self._at_hand() if not _may_be_cause(found, first))
-        self._over.update([found["id"] for found in of_none if _is_left_out(found)])
+        self._over.update([found["id"] for found in of_none if build.was_left_out(found)])
         cause = self._cause_of(first)
         failed = [*(end.rank for end in first.culprits), *first.victims]
         found = self._failure(first, failed, ranks, now) if cause is None else self._with_besides(build.with_affected(cause, failed), first)
@@ -358,7 +353,7 @@ def _may_be_of(found: Incident, end: RankEnd, first: FirstFailure) -> bool:
     behind = _STEPS_BEHIND if is_of_device(end) else _BATCHES_BEHIND
     if end.step is not None and found["step"] is not None and end.step > found["step"] + behind:
         return False
-    if _is_left_out(found) and not (end.raised_ns or (end.text and end.signal is None)):
+    if build.was_left_out(found) and not (end.raised_ns or (end.text and end.signal is None)):
         return False
     if origin in (None, end.rank):
         return True

@@ -31,6 +31,7 @@ __all__ = [
     "number",
     "rescued",
     "summary_of",
+    "was_left_out",
     "with_affected",
     "with_batch_kept",
     "with_cause_inside",
@@ -177,6 +178,12 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
     told = dict(found) | changes
     why = why_no_more_skips(order.reason) if stopped else ""
     return with_reason(told, why) if why else told
+
+
+def was_left_out(found: Mapping[str, Any]) -> bool:
+    """A bad batch that no rank uses: one that is killed meanwhile, or ends without a word, does not die of it."""
+    action = found.get("action") or {}
+    return action.get("policy") == "skip" and bool(action.get("prevented"))
 
 
 def is_order(incident: Mapping[str, Any]) -> bool:

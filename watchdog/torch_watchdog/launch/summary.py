@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from torch_watchdog.job.incident import has_diverged, is_order
+from torch_watchdog.job.incident import has_diverged, is_order, was_left_out
 from torch_watchdog.launch.plan import resume_command
 from torch_watchdog.phrases import (
     as_typed,
@@ -159,10 +159,10 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     if first is None or _is_only_asked_for(first, end):
         lines = [_nothing_found(end), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_earlier(earlier, end))]
     elif end.recorded_by:
-        lines = [_headline(first, end)]
+        lines = [_headline(first, end, found)]
     else:
         lines = [
-            _headline(first, end),
+            _headline(first, end, found),
             *_facts(first, end),
             *([] if first.get("kind") in ("rank.hang", "rank.desync") else _stood_still(end)),
             *_failed_besides(first, found),
@@ -269,7 +269,7 @@ def _nobody_reported(end: JobEnd) -> list[str]:
     ]
 
 
-def _headline(incident: Incident, end: JobEnd) -> str:
+def _headline(incident: Incident, end: JobEnd, found: Sequence[Incident]) -> str:
     action = incident.get("action") or {}
     if is_order(incident) and end.stopped_by_us:
         return f"job {end.job} stopped on request{without_good(_checkpoint_of(incident))} (exit code {end.exit_code})"
@@ -278,8 +278,9 @@ def _headline(incident: Incident, end: JobEnd) -> str:
         return f"job {end.job} finished in attempt {end.attempt} after {before} (exit code {end.exit_code})"
     if end.stopped_by_us:
         what = _how_we_stopped(action, end)
-    elif action.get("policy") == "skip" and action.get("prevented"):
-        what = "went on without the bad batch"
+    elif was_left_out(incident):
+        steps = len({(one.get("attempt"), one.get("step")) for one in found if was_left_out(one)})
+        what = "went on without the bad batch" if steps == 1 else f"went on without the bad batches of {steps} steps, first"
     elif action.get("policy") == "observe":
         what = "failed (it was observed, nothing was changed)" if end.exit_code else "observed, nothing was changed"
     elif incident.get("kind") == "rank.died" and incident.get("severity") == "warning":
@@ -351,7 +352,7 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
         lines += before or ([] if has_diverged(incident) else _resumed_before(end))
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
-    lines.append(f"  more   watchdog timeline {run_dir}{also}{_to_replay(incident, end)}")
+    lines.append(f"  more   watchdog timeline {run_dir}{_to_replay(incident, end)}{also}")
     return lines
 
 
