@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +66,22 @@ def test_what_its_launch_said_is_there_where_its_record_is(later: Fleet) -> None
     (later.runs / "job" / "job.json").write_text(json.dumps(RECORD))
     page = later.get("jobs/job").text
     assert "What the launch said" in page and "exit code 65" in page and "2026-01-31 00:01:00 UTC" in page
+
+
+def test_a_launch_that_was_killed_alone_is_not_shown_as_ended(tmp_path: Path) -> None:
+    session = "00c0ffee00c0ffec"
+    run(tmp_path / "runs", "alone", {"kind": "node.joined", "node": "n", "time": "2026-01-31T00:00:00+00:00"})
+    record = RECORD | {"session": session, "host": socket.gethostname(), "ended": None, "exit_code": None, "exit_reason": None, "end": None}
+    (tmp_path / "runs" / "alone" / "job.json").write_text(json.dumps(record))
+    os.utime(tmp_path / "runs" / "alone" / "events.jsonl", (0, 0))
+    variables, lives = {"TORCH_WATCHDOG_AGENT": f'{{"session":"{session}"}}'}, "print('up', flush=True); input()"
+    with Fleet(tmp_path) as fleet, subprocess.Popen([sys.executable, "-c", lives], env=os.environ | variables, stdin=-1, stdout=-1) as rank:
+        assert rank.stdout is not None and rank.stdout.readline() == b"up\n"
+        page = fleet.get("jobs/alone").text
+        assert f"goes on unwatched: the launch was killed, 1 process of it lives on (pid {rank.pid})" in page and "It ended" not in page
+        rank.communicate(b"\n")
+        page = fleet.get("jobs/alone").text
+        assert "ended without a word" in page and "It ended before" in page
 
 
 LONG = "x" * 300  # no folder can be called that
