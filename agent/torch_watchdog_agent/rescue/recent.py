@@ -48,8 +48,10 @@ class RecentBatches:
             self._kept.append((self._rank.loop.step, batch))
 
     def not_made(self, error: BaseException, indices: Sequence[int | None] | None) -> None:
-        """`error` came instead of the next batch. `indices`: the samples of that, where they are known."""
-        self._is_in_hand, self._not_made = False, (id(error), _samples(error, indices))
+        """`error` came instead of the next batch. `indices`: the samples of that, where they are known; a loader around torch's own says the same again."""
+        self._is_in_hand = False
+        if self._not_made is None or self._not_made[0] != id(error):
+            self._not_made = id(error), _samples(error, indices)
 
     def pass_ended(self) -> None:
         """The loop gets no further batch. One that fetches ahead has its last one in hand still."""

@@ -50,6 +50,7 @@ def test_a_failure_while_the_next_batch_is_made_is_laid_to_that_and_to_no_batch_
     with pytest.raises(IndexError) as raised:
         list(DataLoader([torch.tensor(0)], sampler=[0, 7, 8], batch_size=3, num_workers=num_workers))
     kept.not_made(raised.value, [0, 7, 8])
+    kept.not_made(raised.value, None)  # the loader around it
     assert kept.fetch_behind(raised.value) == "the batch of samples 0, 7, 8 of the data set"
     assert kept.fetch_behind(ValueError("another")) == ""
     assert kept.write_bundle(0) == ""
