@@ -67,10 +67,12 @@ def test_what_only_another_machine_or_user_can_see_is_not_called_ended(tmp_path:
 
 
 def test_a_launch_that_lives_and_does_not_answer_has_not_ended(tmp_path: Path) -> None:
+    process(tmp_path, 12, ring="0-0-12.ring")
     with open_ring_dir(SESSION):
         found = survivors(RECORD, tmp_path)
         assert (found.state, found.words) == ("running", "has not ended: the launch lives, and does not answer")
-    assert survivors(RECORD, tmp_path).state == "ended"
+        assert found.ranks == {0: 12}
+    assert survivors(RECORD, tmp_path).words.startswith("goes on unwatched")
 
 
 def test_a_process_of_this_machine_is_found(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def survivors(record: Mapping[str, Any], proc: Path = Path("/proc")) -> Survivor
     host, user = record.get("host"), record.get("user")
     if host != socket.gethostname() or (user or user_name()) != user_name():
         return Survivors(state="unknown", words=goes_on_elsewhere(str(host), str(user or "")))
-    if is_held(session, os.environ):
-        return Survivors(state="running", words=LIVES_AND_IS_SILENT)
     pids = list(_of_session(session, proc))
     rings = [ring for pid in pids if (ring := _ring(pid, session, proc)) is not None]
     newest = max((attempt for attempt, _, _ in rings), default=0)
     ranks = {rank: pid for attempt, rank, pid in sorted(rings) if attempt == newest}
+    if is_held(session, os.environ):
+        return Survivors(state="running", words=LIVES_AND_IS_SILENT, ranks=ranks)
     living = tuple(ranks.values()) or tuple(pids)
     if not living:
         return Survivors(state="ended", words=ENDED_WITHOUT_A_WORD)
