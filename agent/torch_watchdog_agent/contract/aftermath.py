@@ -24,6 +24,7 @@ from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 
 __all__ = ["is_of_the_forward", "not_probabilities", "probability_violation", "suspected"]
 
+_WRAPPER = "/torch/nn/parallel/distributed.py"  # around each forward; what it raises itself is of its own collectives (a model's buffers)
 _ELSEWHERE = ("/torch/autograd/", "/torch/distributed/", "/torch/_tensor.py")
 
 
@@ -31,7 +32,10 @@ def is_of_the_forward(error: BaseException) -> bool:
     """Whether a bad batch can be behind this exception: not memory, not a collective, not backward."""
     if not isinstance(error, (ValueError, RuntimeError, IndexError, AssertionError)) or isinstance(error, torch.OutOfMemoryError):
         return False
-    return not any(part in file.replace("\\", "/") for file in _files(error.__traceback__) for part in _ELSEWHERE)
+    files = [file.replace("\\", "/") for file in _files(error.__traceback__)]
+    if files and files[-1].endswith(_WRAPPER):
+        return False
+    return not any(part in file for file in files for part in _ELSEWHERE)
 
 
 def _files(traceback: TracebackType | None) -> Sequence[str]:
