@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_watchdog_agent.hooks.tracks import training_place, used
+from torch_watchdog_agent.hooks.tracks import used
 from torch_watchdog_proto.messages import Commit, Vetoed
 from torch_watchdog_proto.stop.participant import Skip
 
@@ -27,7 +27,8 @@ class AtGate:
     def opened(self) -> None:
         """No hand-over was heard: what an older window began with must not come back."""
         rank, self.undo = self._rank, False
-        rank.window.opened(updates=rank.loop.updates_applied, place=training_place())
+        again = rank.loop.batches_a_window(0) if rank.loop.drains else 0  # what it is about to use was handed over before
+        rank.window.opened(updates=rank.loop.updates_applied, place=rank.place(again=again))
         if rank.loop.is_new_at_gate:
             rank.rescuer.at_hand_over(opens=True)
 
@@ -56,7 +57,16 @@ class AtGate:
             return
         self.is_put_back &= not self._what_stays()
         with rank.window.rewound():
-            rank.saver.act(commit, step=number)
+            rank.saver.act(commit, step=number, position=rank.window.position_at(1))
+
+    def at_boundary(self, commit: Commit) -> None:
+        """Before a fetch. What a loop does behind its data (an evaluation, an epoch's schedule) it does once more when it goes on: the save sees their end."""
+        rank, step = self._rank, self._rank.gate.passed + 1
+        if not rank.window.is_behind_the_end(rank.loop.updates_applied, rank.place()):
+            rank.saver.act(commit, step=step)
+            return
+        with rank.window.rewound(0, buffers=False):
+            rank.saver.act(commit, step=step, position=rank.window.position_at(0))
 
     def go_on(self, number: int, *, applied: bool, vetoed: bool = False) -> bool:
         """The window is over. True the first time that this is said of it."""

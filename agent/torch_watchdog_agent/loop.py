@@ -13,8 +13,8 @@ __all__ = ["Loop"]
 class Loop:
     """`step` is the open window, or the next one where none is open; `updates_applied` counts the windows that were applied.
 
-    `is_new_at_gate`: the window has just begun at its gate, because its batch was handed over before, or the loop has gone on without its loader.
-    `micro_step` numbers the batches of the window, evaluation before it included; `trained_on` counts those that are trained on.
+    `is_begun`: the window is under way. `is_new_at_gate`: it has just begun at its gate, because its batch was handed over before, or the loop has gone on
+    without its loader. `micro_step` numbers the batches of the window, evaluation before it included; `trained_on` counts those that are trained on.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Loop:
         self._steps_before = 0  # this launch; less those of it that a framework's training has not done
         self.batches_seen = 0
         self.fed_elsewhere = False  # batches come through another thread: gates number the windows
-        self._open = False
+        self.is_begun = False
         self._closed_once = False
         self._counted = False  # the window's update
         self._stepped: dict[int, int] = {}  # how often each optimizer stepped in this window
@@ -35,6 +35,7 @@ class Loop:
         self._vetoed = self._is_batchless = self.is_new_at_gate = False  # this window
         self._first: int | None = None  # batches of the first window
         self._usual: int | None = None  # the fewest batches of a later window
+        self.may_be_ahead = False  # the first window held more batches than the others, as far as they are known
         self._drained: int | None = None  # windows since the loader ended, in which a loop uses what it has fetched ahead
 
     def resumed(self, updates_applied: int) -> None:
@@ -71,6 +72,16 @@ class Loop:
             ahead = max(0, self._first - self._usual) if self._first is not None and self._usual is not None else 0
         return -(-ahead // self.batches_a_window(ahead))
 
+    def in_hand(self, ahead: int | None) -> int:
+        """Batches that were handed over and that no step has used yet, in a loop that fetches `ahead` by so many as far as that is known. It is no such loop
+        where its first window held no more than the others: a batch may have been left unused.
+        """
+        if not self.may_be_ahead or self.fed_elsewhere or self._first is None or (ahead is None and self._usual is None):
+            return 0
+        primed = self._first - (1 if self._usual is None else self._usual)
+        most = max(0, primed if ahead is None else min(primed, ahead))
+        return max(0, most - (self._drained or 0) * self.batches_a_window(most))
+
     @property
     def more_than_usual(self) -> int:
         """Steps of optimizers beyond those that a batch usually gives rise to. Where the loop takes no batch any more from an iterator that it keeps,
@@ -90,12 +101,12 @@ class Loop:
 
     def is_open(self, step: int) -> bool:
         """Whether more may happen in this window."""
-        return self._open and step == self.step
+        return self.is_begun and step == self.step
 
     def handed_over(self, *, evaluation: bool = False) -> bool:
         """A batch is about to be used. True where it is the first of its window to be trained on."""
         self.batches_seen += 1
-        if not self._open:
+        if not self.is_begun:
             self._begin()
         self.micro_step += 1
         self.trained_on += not evaluation
@@ -112,7 +123,7 @@ class Loop:
 
         In the middle of a window that says nothing where each batch has an iterator of its own: `next(iter(loader))`.
         """
-        if batches > 1 or not self._open:
+        if batches > 1 or not self.is_begun:
             self.pass_ended()
 
     def _begin(self, *, batchless: bool = False) -> None:
@@ -122,7 +133,7 @@ class Loop:
         if not self._is_batchless:
             self._usual_steps.update(self._stepped)
         self._is_batchless, self._vetoed = batchless, False
-        self._open, self._closed_once = True, False
+        self.is_begun, self._closed_once = True, False
         self.micro_step, self.trained_on = -1, 0
         self._counted = False
         self._stepped.clear()
@@ -135,7 +146,7 @@ class Loop:
         what follows has nothing of its batch.
         """
         steps = self._stepped.get(optimizer, 0)
-        if not self._open:
+        if not self.is_begun:
             self._begin_at_gate(steps, is_spent=steps >= (1 if self._is_batchless else self._usual_steps.get(optimizer, 1)))
         self._stepped[optimizer] = self._stepped.get(optimizer, 0) + 1
         return self.step
@@ -164,7 +175,7 @@ class Loop:
         first = not self._closed_once
         if first:
             self._count_batches()
-        self._open, self._closed_once = False, True
+        self.is_begun, self._closed_once = False, True
         if applied and not self._counted:  # a GradScaler may have left out the step of another optimizer of this window
             self._counted = True
             self.updates_applied += 1
@@ -175,3 +186,4 @@ class Loop:
             self._first = self.trained_on
         elif self.trained_on:
             self._usual = self.trained_on if self._usual is None else min(self._usual, self.trained_on)
+        self.may_be_ahead = self._first > (1 if self._usual is None else self._usual)

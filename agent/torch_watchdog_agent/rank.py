@@ -51,6 +51,7 @@ from torch_watchdog_proto.rescue_words import Look
 from torch_watchdog_proto.stop.participant import Act, Skip
 
 if TYPE_CHECKING:
+    from torch_watchdog_agent.checkpoint.position import Place
     from torch_watchdog_agent.contract.guard import Checked
     from torch_watchdog_agent.rescue.words import Words
 
@@ -211,18 +212,29 @@ class Rank:
             self._unread.settle(wait=False)
         if self.at_gate.undo:
             self.at_gate.before_fetch()
-        self.rescuer.at_boundary(in_window=self.loop.is_open(self.loop.step), trains=trains)
+        self.rescuer.at_boundary(in_window=self.loop.is_begun, trains=trains)
         schedule = self.window.schedule
         if trains and schedule.looks:
             schedule.fetching()
-        act = None if schedule.may_be_late or (not trains and self.rescuer.is_half_done()) else self.gate.boundary()
-        if act is not None:
-            self.saver.act(act.commit, step=self.gate.passed + 1)
+        elif not trains and self._is_evaluation():
+            self.window.evaluating()
+        waits = schedule.may_be_late or ((not trains or self.window.behind_data) and self.rescuer.is_half_done(trains=trains))
+        if not waits and (act := self.gate.boundary()) is not None:
+            self.at_gate.at_boundary(act.commit)
 
     def fetched(self, batch: object, *, indices: Any, worker: int | None) -> Checked | None:
         """A batch has left a DataLoader; the loop may get it later (a prefetching loader)."""
         line = self.line
         return self.guard.fetched(batch, indices=indices, worker=worker) if line is not None and line.connected else None
+
+    def place(self, *, again: int = 0) -> Place:
+        """Where the training's data go on, with what the loop has fetched ahead and not used. `again`: so many of the last that it has are to come again."""
+        return training_place(again=again + self.loop.in_hand(self.guard.ahead) if self.loop.may_be_ahead else again)
+
+    def _is_evaluation(self) -> bool:
+        import torch
+
+        return not torch.is_grad_enabled() or self.evaluating()
 
     def evaluating(self) -> bool:
         """Whether all models are in evaluation mode, in a loop that does not train in that mode."""
@@ -239,7 +251,7 @@ class Rank:
         if self.config.replay is not None:
             batch, checked = self._recorded(batch)
         if opens := self.loop.handed_over(evaluation=evaluation):
-            self.window.opened(updates=self.loop.updates_applied, place=training_place(again=1))
+            self.window.opened(updates=self.loop.updates_applied, place=self.place(again=1))
         if not evaluation:
             self.rescuer.at_hand_over(opens=opens)
         self.gate.phase = "eval" if evaluation else "train"

@@ -17,6 +17,7 @@ from torch_watchdog_proto.stop.order import files_of
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import RankPart
+    from torch_watchdog_agent.checkpoint.position import LoaderPosition
     from torch_watchdog_agent.rank import Rank
 
 __all__ = ["Saver", "say_what_is_not_counted"]
@@ -32,11 +33,12 @@ class Saver:
         self._rank, self._announce_leave = rank, leave
         self.busy = False
 
-    def act(self, commit: Commit, *, step: int) -> None:
-        """Saves and leaves as the order says. `step`: the first step that is not applied. Raises SystemExit to leave."""
+    def act(self, commit: Commit, *, step: int, position: LoaderPosition | None = None) -> None:
+        """Saves and leaves as the order says. `step`: the first step that is not applied; `position`: where its data go on, unless it is where they are now.
+        Raises SystemExit to leave."""
         if commit.leave:
             self._rank.holds.leave_out_what_is_in_flight()
-        committed = self._save(commit) if commit.save else False
+        committed = self._save(commit, position) if commit.save else False
         self._rank.gate.done(commit.generation)
         self._rank.history.note(f"step {step}: {'checkpoint committed' if committed else 'no checkpoint'}: {commit.path}", level=0)
         if committed and not commit.leave and self._rank.identity.rank == 0:  # whoever reads the job's output has not asked for it
@@ -56,33 +58,33 @@ class Saver:
         self._announce_leave()
         raise SystemExit(commit.exit_code)
 
-    def _save(self, commit: Commit) -> bool:
+    def _save(self, commit: Commit, position: LoaderPosition | None) -> bool:
         """True where the checkpoint is whole and sealed on every rank."""
         rank = self._rank
         rank.tell(Saving(rank=rank.identity.rank, generation=commit.generation, updates_applied=rank.loop.updates_applied))
         self.busy = True
         try:
-            saved, of_all = self._write(commit)
+            saved, of_all = self._write(commit, position)
             rank.tell(saved)
             return self._finish(commit, saved, of_all)
         finally:
             self.busy = False
 
-    def _write(self, commit: Commit) -> tuple[Saved, tuple[RankPart, ...]]:
+    def _write(self, commit: Commit, position: LoaderPosition | None) -> tuple[Saved, tuple[RankPart, ...]]:
         from torch_watchdog_agent import checkpoint
         from torch_watchdog_agent.checkpoint.errors import in_words
         from torch_watchdog_agent.checkpoint.peers import RollCall
         from torch_watchdog_agent.checkpoint.rng import RngState
-        from torch_watchdog_agent.hooks.tracks import training_position
 
         rank, who = self._rank, self._rank.identity
+        rng = RngState.capture()
         say_what_is_not_counted(self._rank)
         if why := why_unknown():
             return self._saved(commit.path, commit, error=why), ()
         try:
             part = checkpoint.save_at(
-                Path(commit.path), rank.subjects, updates_applied=rank.loop.updates_applied, position=training_position(),
-                rng=RngState.capture(), rank=who.rank, world_size=who.world_size, say=rank.say, left_out=rank.quarantine.lines(),
+                Path(commit.path), rank.subjects, updates_applied=rank.loop.updates_applied, position=position or rank.place().with_generators(rng),
+                rng=rng, rank=who.rank, world_size=who.world_size, say=rank.say, left_out=rank.quarantine.lines(),
                 timeout_s=commit.grace_s, call=RollCall(name=f"save/{who.attempt}/{commit.generation}", why_not=rank.rescuer.why_alone),
             )  # fmt: skip
         except (KeyboardInterrupt, SystemExit):

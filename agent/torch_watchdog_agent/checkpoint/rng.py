@@ -98,6 +98,13 @@ class RngState(NamedTuple):
             cls, (_python_state(), _numpy_state(), torch.default_generator.get_state(), cuda, tuple([one.get_state() for one in own]))
         )
 
+    def is_same(self, other: RngState) -> bool:
+        """Whether nothing was drawn between the two, a loader's own generators aside."""
+        if self.python != other.python or self.numpy is not other.numpy or len(self.cuda) != len(other.cuda):
+            return False
+        states = zip((self.torch_cpu, *self.cuda), (other.torch_cpu, *other.cuda), strict=True)
+        return all(one is two or (one is not None and two is not None and one.equal(two)) for one, two in states)
+
     def restore(self, own: Sequence[Any] = ()) -> None:
         """Put every generator back to this state, `own` where as many were captured. CUDA states wait for CUDA's own initialisation where that is to come."""
         random.setstate(self.python.spelled())

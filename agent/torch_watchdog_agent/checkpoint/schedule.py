@@ -33,8 +33,8 @@ class Schedule:
 
     def fetching(self) -> None:
         """The loop asks for a batch to train on."""
-        here = next(_users_frames(), None)
-        if here is not None and here.f_code in self._gates:
+        here = next((frame for frame in _users_frames() if frame.f_code in self._gates), None)
+        if here is not None:
             self._is_behind = here.f_lineno > self._gates[here.f_code]
             self._judge()
 

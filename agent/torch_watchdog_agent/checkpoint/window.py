@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_watchdog_agent.checkpoint.buffers import Buffers
+from torch_watchdog_agent.checkpoint.evaluations import Evaluations
 from torch_watchdog_agent.checkpoint.habit import Habit, Written
 from torch_watchdog_agent.checkpoint.hands import Hands
 from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
@@ -46,17 +47,21 @@ class WindowState:
         self.hands = Hands(subjects)
         self._habit = Habit()
         self.schedule = Schedule(subjects)
+        self.evaluations = Evaluations(subjects)
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
         self._end: _Moment | None = None  # of a pass over the data, until the next window opens
         self._written_at_end: tuple[Any, ...] = ()
+        self.behind_data = self._ended_late = False  # a pass has ended, and no window begun since; and by a fetch of a late loop
 
     def opened(self, *, updates: int = 0, place: Place = START) -> None:
         """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window."""
         if self._subjects.generation != self._generation:
             self._follow()
-        self._end = None
+        self._end, self.behind_data = None, False
         is_odd = self._habit.opened(self._owners.written())
         self.hands.opened()
+        if self.evaluations.begun:
+            self.evaluations.over()
         if self.schedule.looks:
             self.schedule.opened()
         self._kept.append(_moment(self._owners, updates=updates, place=place, is_odd=is_odd))
@@ -72,10 +77,17 @@ class WindowState:
         """An update has been applied, in one of the windows in which the schedule learns."""
         self.schedule.updated(_moment(self._owners).has_moved)
 
+    def evaluating(self) -> None:
+        """A batch of an evaluation is asked for."""
+        if self._kept and self._end is None and not self.evaluations.begun:
+            self.evaluations.asks(_moment(self._owners).has_moved)
+
     def pass_ended(self, *, updates: int, place: Place) -> None:
         """Keep the state of this moment, too: a run that goes on from `place` does again what the loop does behind the data, a scheduler's step say."""
+        self.evaluations.over()
         if self._subjects.generation == self._generation:
             self._end, self._written_at_end = _moment(self._owners, updates=updates, place=place), self._written()
+            self.behind_data, self._ended_late = True, self.schedule.is_late
 
     def _written(self) -> tuple[Any, ...]:
         return self._owners.written(), () if self._buffers is None else self._buffers.versions()
@@ -83,7 +95,7 @@ class WindowState:
     def why_moved_on(self) -> str:
         """Why parameters and buffers before the next window need not be those of its start, or nothing: of a loop that is asking for a batch, or is behind the
         end of its data, where it may evaluate on other weights."""
-        if self.schedule.is_late:
+        if self.schedule.is_late or (self.behind_data and self._ended_late):
             return _LATE
         if self._end is None or self._written() == self._written_at_end:
             return ""
@@ -110,7 +122,7 @@ class WindowState:
             return f"its loop itself changes {self.hands.behind} behind its update, and whether it had done so cannot be told"
         if self.schedule.by_hand:
             return "its loop sets its optimizer's rates by hand behind its update, and whether it had done so cannot be told"
-        if why := self._why_odd_by_now():
+        if why := self._why_odd_by_now() or self.evaluations.why():
             return why
         is_certain = self._habit.is_certain(self._owners.written())
         return (

@@ -17,7 +17,7 @@ from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import watch_collections
 from torch_watchdog_agent.hooks.looked_at import Pass, without_modes_of
-from torch_watchdog_agent.hooks.tracks import Stand, Track, ended, follow, is_current, is_followed, is_known, track_of, training_place
+from torch_watchdog_agent.hooks.tracks import Stand, Track, ended, follow, is_current, is_followed, is_known, track_of
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
@@ -132,7 +132,8 @@ def catch_up(one: Pass, iterator: Any) -> None:
     stand.batches = resume.batches
     if stand.track.again is not None:
         stand.track.again()
-    resume.rng.restore()
+    if resume.batches:  # else nothing was made but the iterator: the pass draws its order with its first batch
+        resume.rng.restore()
 
 
 # Taking batches
@@ -301,7 +302,7 @@ def _ended(one: Pass | None) -> None:
         here.loop.pass_ended()
         here.rescuer.batches.pass_ended()
         if one is not None and is_current(one.stand):
-            here.window.pass_ended(updates=here.loop.updates_applied, place=training_place())
+            here.window.pass_ended(updates=here.loop.updates_applied, place=here.place())
             here.rescuer.at_pass_end()
 
 

@@ -24,7 +24,6 @@ __all__ = [
     "over",
     "track_of",
     "training_place",
-    "training_position",
     "used",
 ]
 
@@ -136,10 +135,3 @@ def training_place(*, again: int = 0) -> Place:
     """Where the training's loader stands, where no loader was seen: at the very start. `again`: so many of its last batches are to come again."""
     at = _followed
     return START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn, at.count_at_iter)
-
-
-def training_position() -> LoaderPosition:
-    """The same with the random state of this moment."""
-    from torch_watchdog_agent.checkpoint.rng import RngState
-
-    return training_place().with_generators(RngState.capture())

@@ -66,11 +66,14 @@ class Rescuer:
         """
         self._come_to(("window" if in_window else "boundary") if trains else self._phase)
 
-    def is_half_done(self) -> bool:
-        """Whether what belongs to the newest update may be still to come, although an evaluation asks for a batch; it may stand on other weights, too."""
+    def is_half_done(self, *, trains: bool) -> bool:
+        """Whether what belongs to the newest update may be still to come, although the loop asks for a batch: where it does not train on that one, the loop's
+        own part of the update, or of what an evaluation is for. And it may stand on other weights, or have changed them behind the end of its data."""
         window = self._rank.window
+        if trains:
+            return window.behind_data and bool(window.why_moved_on())
         missing = self._phase == "after" and self._window.missing(self._rank.subjects.optimizers())
-        return bool(missing) or window.is_on_other_weights()
+        return bool(missing) or window.is_on_other_weights() or not window.evaluations.may_be_left()
 
     def at_pass_end(self) -> None:
         """The loop has had all batches. What it does now, a scheduler's step say, it does once for all of them, and no mere update has to wait for it."""

@@ -29,8 +29,8 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
     from torch_watchdog_agent.checkpoint.alone import save_alone
     from torch_watchdog_agent.checkpoint.errors import in_words
     from torch_watchdog_agent.checkpoint.part import Alone
+    from torch_watchdog_agent.checkpoint.rng import RngState
     from torch_watchdog_agent.checkpoint.save import discard
-    from torch_watchdog_agent.hooks.tracks import training_place, training_position
     from torch_watchdog_agent.saver import say_what_is_not_counted
 
     if (sealed := _sealed(rank, order.generation, Path(order.path))) is not None:
@@ -41,9 +41,11 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
             return unsaved(rank, order, updates, "what its step began with is not on hand")
         if windows_back and (why := rank.window.why_no_buffers(updates)):
             return unsaved(rank, order, updates, why)
-        rewinds = windows_back > 0 or rank.window.is_behind_the_end(updates, training_place())
+        rewinds = windows_back > 0 or rank.window.is_behind_the_end(updates, rank.place())
         position, rng = (
-            (rank.window.position_at(windows_back), rank.window.rng_at(windows_back)) if rewinds else (training_position(), None)
+            (rank.window.position_at(windows_back), rank.window.rng_at(windows_back))
+            if rewinds
+            else (rank.place().with_generators(RngState.capture()), None)
         )
         if windows_back and read is not None:
             read = rank.window.with_kept_buffers(read)  # the device goes on changing those that the models have

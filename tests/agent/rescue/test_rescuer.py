@@ -167,7 +167,7 @@ def test_an_evaluation_is_no_boundary_for_what_belongs_to_the_update_before_it(e
         steps += 1
     steps -= 1  # the scheduler follows the evaluation
     rescuer.at_boundary(in_window=False, trains=not evaluates)
-    assert rescuer.is_half_done() is evaluates  # no order is acted on there
+    assert rescuer.is_half_done(trains=False) is evaluates  # no order is acted on there
     rescuer._standing = True  # the training thread has come to its next place
     assert rescuer.takes(FREE)
     assert rank.heard.wait(60)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.hooks.loader import resume_at
-from torch_watchdog_agent.hooks.tracks import training_position
+from torch_watchdog_agent.hooks.tracks import training_place
 
 EPOCHS = 2
 
@@ -26,7 +26,7 @@ places: list[tuple[int, int, bool]] = []
 
 
 def place() -> tuple[int, int, bool]:
-    here = training_position()
+    here = training_place()
     return here.epoch, here.batches, here.in_turn
 
 
