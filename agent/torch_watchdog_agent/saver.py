@@ -70,7 +70,7 @@ class Saver:
         finally:
             self.busy = False
 
-    def _write(self, commit: Commit, position: LoaderPosition | None) -> tuple[Saved, tuple[RankPart, ...]]:
+    def _write(self, commit: Commit, position: LoaderPosition | None = None) -> tuple[Saved, tuple[RankPart, ...]]:
         from torch_watchdog_agent import checkpoint
         from torch_watchdog_agent.checkpoint.errors import in_words
         from torch_watchdog_agent.checkpoint.peers import RollCall

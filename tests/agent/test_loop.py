@@ -252,3 +252,26 @@ def test_a_window_in_which_only_the_second_optimizer_applies_its_update_counts_a
     loop.handed_over()
     assert loop.at_gate(1) == 1 and loop.gate_done(applied=False)
     assert (loop.step, loop.updates_applied) == (1, 1)
+
+
+def test_what_a_loop_has_in_hand_is_what_its_first_window_held_beyond_the_others() -> None:
+    """And no more than a traced step has shown: a batch may have been left unused."""
+
+    def trained(batches_before: int, windows: int) -> Loop:
+        loop = Loop()
+        [loop.handed_over() for _ in range(batches_before)]
+        for _ in range(windows):
+            loop.handed_over()
+            loop.at_gate(ADAM)
+            loop.gate_done(applied=True)
+        return loop
+
+    ahead, usual, young = trained(1, 4), trained(0, 4), trained(1, 1)
+    assert [ahead.in_hand(shown) for shown in (None, 0, 1, 2)] == [1, 0, 1, 1]
+    assert [usual.in_hand(shown) for shown in (None, 1)] == [0, 0]
+    assert [young.in_hand(shown) for shown in (None, 1)] == [0, 1]
+    ahead.pass_ended()
+    assert ahead.in_hand(1) == 1
+    ahead.at_gate(ADAM)
+    ahead.gate_done(applied=True)
+    assert ahead.in_hand(1) == 0  # the last of them

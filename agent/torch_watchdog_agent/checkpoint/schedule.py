@@ -26,7 +26,7 @@ class Schedule:
         self._subjects, self._windows = subjects, 0
         self._gates: dict[CodeType, int] = {}  # the functions that an update was called through, and the line in each
         self._counted = self._counted_behind = 0
-        self._is_behind = self._is_own = self._looked = False
+        self._is_behind = self._was_behind = self._is_own = self._looked = False
         self._has_moved: Callable[[], bool] | None = None  # since the newest update
         self.may_be_late = self.is_late = self.by_hand = False
         self.looks = self.learns = True
@@ -50,7 +50,8 @@ class Schedule:
         self.is_late = self._is_behind and not self._is_own
         self.may_be_late = self._is_behind or self._windows == 1
         self.learns = self._windows <= _LEARNING_WINDOWS
-        self.looks = self._is_behind or self.learns
+        self._was_behind |= self._is_behind  # an epoch's first fetch stands elsewhere
+        self.looks = self._was_behind or self.learns
 
     def begun(self) -> bool:
         """A backward begins, or the gate is there. True, once a window, where its start is to be taken from here: by now all is done that belongs to the

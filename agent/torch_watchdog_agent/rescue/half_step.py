@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from torch_watchdog_agent.turned_off import why_unknown
+
 if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
     from torch_watchdog_agent.rescue.ahead import Ahead
@@ -31,6 +33,8 @@ class Place:
     def why_not(self, state: Any) -> str:
         """Nothing where the state is that of the newest update's end. For one that lies on no device."""
         rank = self.rank
+        if why := why_unknown():
+            return why
         if self.phase == "update":
             return "its update was under way, and a half step is never saved"
         if rank.saver.busy and not self.standing:
@@ -45,6 +49,8 @@ class Place:
 
     def why_not_on_device(self, state: Any, ahead: Ahead) -> str:
         """The same for a state on a device, which has come as far as `ahead` says."""
+        if why := why_unknown():
+            return why
         if self.phase == "update" and not self.standing:
             return "its update was being launched, and a half step is never saved"
         if self.steps.most_steps > 1:

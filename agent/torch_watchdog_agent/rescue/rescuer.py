@@ -24,7 +24,6 @@ from torch_watchdog_agent.rescue.own_failure import OwnFailure
 from torch_watchdog_agent.rescue.recent import RecentBatches
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import Words, words_of
-from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Leave, Left, Order, Saved, WriteCommitted
 from torch_watchdog_proto.rescue_words import Free, Freed, Holds, Look, Looked, Release, Rescue
 
@@ -328,8 +327,6 @@ class Rescuer:
         return Place(rank=self._rank, steps=self._window, phase=self._phase, standing=self._standing)
 
     def _shares(self, state: Any) -> tuple[Holds, str]:
-        if why := why_unknown():
-            return "nothing", why
         from torch_watchdog_agent.rescue.replica import holdings, part_of
 
         holds, why = holdings(state, world_size=self._rank.identity.world_size, updates=self._rank.loop.updates_applied)

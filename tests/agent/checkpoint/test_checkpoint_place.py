@@ -130,6 +130,19 @@ def test_a_loader_that_draws_its_order_by_itself_goes_on_in_that_of_its_epoch(
     assert [[batch.item() for (batch,) in again] for _ in range(2)] == [second[3:], third]
 
 
+@pytest.mark.parametrize("kind", ["torch", "sampler"])
+def test_before_an_epochs_first_batch_the_order_is_still_to_be_drawn(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window of that batch had begun, and its random numbers are of behind the draw."""
+    whole = shuffling(kind)
+    list(whole)
+    begins = {"rng_at_iter": RngState.capture(own_order.generators_of(whole)), "count_at_iter": own_order.count_of(whole)}
+    second = [batch.item() for (batch,) in whole]
+    model, optimizer, _, path = saved(tmp_path, monkeypatch, epoch=1, batches=0, rng=RngState.capture(), **begins)
+    again = shuffling(kind)
+    assert restore(model=model, optimizer=optimizer, loader=again, path=path) is not None
+    assert [batch.item() for (batch,) in again] == second
+
+
 @pytest.mark.parametrize("given", [{}, {"scaler": torch.amp.GradScaler("cpu", enabled=False)}])
 def test_a_scaler_that_is_turned_off_may_be_named_or_not(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)

@@ -116,3 +116,14 @@ def test_until_what_comes_behind_the_fetch_is_done_nothing_is_whole() -> None:
     assert "behind its update" in late.window.why_odd() and "behind its update" in late.window.why_moved_on()
     assert not behind.window.why_odd() and not by_hand.window.why_odd()
     assert "rates by hand behind its update" in by_hand.window.why_unusual() and "by hand" not in behind.window.why_unusual()
+
+
+def test_an_epochs_first_fetch_stands_elsewhere_and_the_loop_is_late_all_the_same() -> None:
+    late = Scheduled("late", by_hand=False)
+    schedule = late.window.schedule
+    for epoch in range(2):
+        if epoch:
+            schedule.fetching()
+            break
+        late.run(6)
+    assert not schedule.may_be_late and schedule.looks

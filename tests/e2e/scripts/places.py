@@ -1,0 +1,141 @@
+"""Loops of one process that an order may find at an awkward moment: `places.py NAME --meet FOLDER`. Knows nothing of the watchdog but the call that resumes.
+
+Where the order is to come it writes `here` and waits for `go`. Prints its end: parameters, buffers, rates, schedule, random numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from train import Net, Rows, digest
+
+EPOCHS = 2
+
+
+class Training:
+    def __init__(self, folder: str | None) -> None:
+        torch.manual_seed(7)
+        torch.set_num_threads(1)
+        self.folder = folder
+        self.loader = DataLoader(Rows(40, None), batch_size=4, shuffle=True)
+        self.held_out = DataLoader(Rows(8, None), batch_size=4)
+        self.model = Net()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.step = self.first_epoch = 0
+
+    def restored(self, scheduler: Any) -> Any:
+        import torch_watchdog_agent
+
+        resumed = torch_watchdog_agent.restore(model=self.model, optimizer=self.optimizer, scheduler=scheduler, loader=self.loader)
+        if resumed is not None:
+            self.step, self.first_epoch = resumed.step, resumed.epoch
+        return scheduler
+
+    def order_comes(self, number: int) -> None:
+        if self.folder and self.step == number:
+            (Path(self.folder) / "here").touch()
+            deadline = time.monotonic() + 60
+            while not (Path(self.folder) / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.folder = None
+
+    def backward(self, batch: dict[str, torch.Tensor]) -> None:
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(batch["ids"]), batch["labels"]).backward()
+
+    def update(self, batch: dict[str, torch.Tensor]) -> None:
+        self.backward(batch)
+        self.optimizer.step()
+        self.step += 1
+
+    def evaluate(self) -> float:
+        self.model.eval()
+        with torch.no_grad():
+            found = sum(nn.functional.cross_entropy(self.model(batch["ids"]), batch["labels"]).item() for batch in self.held_out)
+        torch.rand(3)  # a sample of what it generates, say
+        self.model.train()
+        return found
+
+
+def first(training: Training) -> None:
+    """In the very first step, whose update nobody has seen yet."""
+    training.restored(None)
+    for _ in range(training.first_epoch, EPOCHS):
+        for batch in training.loader:
+            training.backward(batch)
+            training.order_comes(0)
+            training.optimizer.step()
+            training.step += 1
+
+
+def plateau(training: Training) -> None:
+    """An evaluation inside the epoch, and a rate that follows what it finds."""
+    scheduler = training.restored(torch.optim.lr_scheduler.ReduceLROnPlateau(training.optimizer, patience=0, threshold=1.0))
+    for _ in range(training.first_epoch, EPOCHS):
+        for batch in training.loader:
+            training.update(batch)
+            training.order_comes(4)
+            if training.step % 4 == 0:
+                scheduler.step(training.evaluate())
+
+
+def ahead(training: Training) -> None:
+    """A batch is in hand while the one before is trained on."""
+    scheduler = training.restored(torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9))
+
+    def with_last() -> Iterator[tuple[dict[str, torch.Tensor], bool]]:
+        batches = iter(training.loader)
+        batch = next(batches)
+        for following in batches:
+            yield batch, False
+            batch = following
+        yield batch, True
+
+    for _ in range(training.first_epoch, EPOCHS):
+        for batch, _ in with_last():
+            training.update(batch)
+            scheduler.step()
+            training.order_comes(4)
+
+
+def late(training: Training) -> None:
+    """The fetch behind an epoch's last update, and the schedule behind that."""
+    scheduler = training.restored(torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9))
+    for _ in range(training.first_epoch, EPOCHS):
+        batches = iter(training.loader)
+        batch = next(batches, None)
+        while batch is not None:
+            training.update(batch)
+            training.order_comes(10)
+            batch = next(batches, None)
+            scheduler.step()
+        training.evaluate()
+
+
+LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("loop", choices=LOOPS)
+    parser.add_argument("--meet", help="folder: where the order is to come")
+    args = parser.parse_args()
+    training = Training(args.meet)
+    LOOPS[args.loop](training)
+    print(
+        training.step,
+        digest(training.model, training.optimizer),
+        training.optimizer.param_groups[0]["lr"].hex(),
+        torch.rand(1).item().hex(),
+    )
+
+
+if __name__ == "__main__":
+    main()
