@@ -219,7 +219,7 @@ class Rank:
         elif not trains and self._is_evaluation():
             self.window.evaluating()
         waits = schedule.may_be_late or ((not trains or self.window.behind_data) and self.rescuer.is_half_done(trains=trains))
-        if not waits and (act := self.gate.boundary()) is not None:
+        if not (waits or (self.loop.is_begun and self.loop.trained_on)) and (act := self.gate.boundary()) is not None:
             self.at_gate.at_boundary(act.commit)
 
     def fetched(self, batch: object, *, indices: Any, worker: int | None) -> Checked | None:
@@ -395,6 +395,6 @@ class Rank:
             self.say("the recorded batch went through forward, backward and update without an error")
             raise SystemExit(0)
         self.window.hands.updated()
-        if self.window.schedule.learns:
+        if self.window.schedule.learns or self.window.behind_data:
             self.window.updated()
         self.rescuer.after_gate(window_closed=self.at_gate.go_on(number, applied=True))

@@ -74,8 +74,10 @@ class WindowState:
             self._kept[-1] = self._kept[-1]._replace(settled=_namespaces(self._owners))
 
     def updated(self) -> None:
-        """An update has been applied, in one of the windows in which the schedule learns."""
-        self.schedule.updated(_moment(self._owners).has_moved)
+        """An update has been applied, in one of the windows in which the schedule learns, or of what a pass that has ended had left."""
+        self._end, self.behind_data = None, False
+        if self.schedule.learns:
+            self.schedule.updated(_moment(self._owners).has_moved)
 
     def evaluating(self) -> None:
         """A batch of an evaluation is asked for."""
