@@ -111,8 +111,8 @@ def allows(allowed: Range, seen: Extremes) -> bool:
     """Whether every element is allowed. Exact; a second pass only where the extremes alone do not say."""
     if seen.low is None or (seen.low >= allowed.low and seen.high <= allowed.high):
         return True
-    if allowed.ignored is None or seen.array is None:
-        return False
+    if allowed.ignored is None or seen.array is None or allowed.low <= allowed.ignored <= allowed.high:
+        return False  # an ignored value that is allowed besides is none of those that are outside
     if allowed.low == 0 and allowed.ignored == -100 and seen.high <= allowed.high:
         return seen.negatives == seen.ignored
     array = seen.array

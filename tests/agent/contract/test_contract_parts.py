@@ -9,7 +9,7 @@ from collections import UserDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -131,11 +131,12 @@ INTEGERS = st.one_of(st.integers(-200, 300), st.sampled_from([-(2**63), 2**63 - 
 
 
 @settings(max_examples=300)
+@example(values=[0, 12], low=0, span=9, ignored=0)  # as many that are ignored as are wrong: padding that is 0
 @given(
-    st.lists(INTEGERS, min_size=1, max_size=30),
-    st.integers(-50, 5),
-    st.integers(0, 60),
-    st.sampled_from([None, -100, 255, -1]),
+    values=st.lists(INTEGERS, min_size=1, max_size=30),
+    low=st.integers(-50, 5),
+    span=st.integers(0, 60),
+    ignored=st.sampled_from([None, -100, 255, -1, 0, 3]),
 )
 def test_the_hot_path_says_what_looking_at_every_element_says(values: list[int], low: int, span: int, ignored: int | None) -> None:
     allowed = Range(low=low, high=low + span, ignored=ignored)

@@ -60,10 +60,10 @@ def until_ended(group: int) -> None:
 def test_a_worker_that_is_stuck_in_the_data_set_is_told_from_one_that_has_nothing_to_do(tmp_path: Path, how: str) -> None:
     with loading(tmp_path, how) as pid:
         deadline, awaited = time.monotonic() + 90, (f"rank, pid {pid}: waits", "Rows.__getitem__ (rows.py:", "for the loop to ask")
-        while not all(
-            word in (text := look_at_loader(pid)) for word in awaited
-        ):  # on its way into any of them it runs, for as long as others do
+        text = look_at_loader(pid)
+        while not all(word in text for word in awaited):  # on its way into any of them it runs, for as long as others do
             assert time.monotonic() < deadline, text
+            text = look_at_loader(pid)
     heads = [line for line in text.splitlines() if not line.startswith(" ")]
     assert heads[0].startswith(f"rank, pid {pid}: waits") and len(heads) == 3
     stuck, idle = sorted(heads[1:], key=lambda line: "for the loop to ask" in line)
