@@ -51,7 +51,7 @@ class WindowState:
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
         self._end: _Moment | None = None  # of a pass over the data, until the next window opens
         self._written_at_end: tuple[Any, ...] = ()
-        self.behind_data = self._ended_late = False  # a pass has ended, and no window begun since; and by a fetch of a late loop
+        self.behind_data = self.ended_late = False  # a pass has ended, and no window begun since; and by a fetch of a late loop
 
     def opened(self, *, updates: int = 0, place: Place = START) -> None:
         """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window."""
@@ -89,7 +89,7 @@ class WindowState:
         self.evaluations.over()
         if self._subjects.generation == self._generation:
             self._end, self._written_at_end = _moment(self._owners, updates=updates, place=place), self._written()
-            self.behind_data, self._ended_late = True, self.schedule.is_late
+            self.behind_data, self.ended_late = True, self.schedule.is_late
 
     def _written(self) -> tuple[Any, ...]:
         return self._owners.written(), () if self._buffers is None else self._buffers.versions()
@@ -97,7 +97,7 @@ class WindowState:
     def why_moved_on(self) -> str:
         """Why parameters and buffers before the next window need not be those of its start, or nothing: of a loop that is asking for a batch, or is behind the
         end of its data, where it may evaluate on other weights."""
-        if self.schedule.is_late or (self.behind_data and self._ended_late):
+        if self.schedule.is_late or (self.behind_data and self.ended_late):
             return _LATE
         if self._end is None or self._written() == self._written_at_end:
             return ""

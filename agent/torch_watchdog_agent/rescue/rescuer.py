@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Rescuer"]
 
 WORD_TIMEOUT_S = 5.0  # for the daemon's word to a rank that raises: where none comes it ends as it would have without us
-AFTER_NOTHING_S = 2.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it
+AFTER_NOTHING_S = 5.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it, on a quiet machine
 LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
 LAUNCH_S = 1.0  # for an update that is being launched on a device; a full queue keeps it from ever ending
 SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
@@ -69,8 +69,9 @@ class Rescuer:
         """Whether what belongs to the newest update may be still to come, although the loop asks for a batch: where it does not train on that one, the loop's
         own part of the update, or of what an evaluation is for. And it may stand on other weights, or have changed them behind the end of its data."""
         window = self._rank.window
-        if trains:
-            return window.behind_data and bool(window.why_moved_on())
+        if trains:  # of several ranks one alone may evaluate: what they do not do alike must not make one of them go on
+            alone = self._rank.identity.world_size == 1
+            return window.behind_data and (window.ended_late or (alone and bool(window.why_moved_on())))
         missing = self._phase == "after" and self._window.missing(self._rank.subjects.optimizers())
         return bool(missing) or window.is_on_other_weights() or not window.evaluations.may_be_left()
 

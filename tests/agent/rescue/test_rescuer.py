@@ -202,3 +202,12 @@ def test_between_a_scaled_step_and_its_scaler_s_update_nothing_is_whole(tmp_path
     ((freed, _),) = rank.told
     assert freed.holds == "nothing" and "loss scaler had not been updated" in freed.why
     assert rescuer.takes(Leave(generation=7))
+
+
+@pytest.mark.parametrize(("ranks", "late", "waits"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_behind_the_data_ranks_wait_only_for_what_all_of_them_do(ranks: int, late: bool, waits: bool, tmp_path: Path) -> None:
+    """One rank evaluates on other weights, say: it must not go on to a collective where the others save."""
+    rank: Any = Rank(tmp_path)
+    rank.identity.world_size = ranks
+    rank.window.behind_data, rank.window.ended_late, rank.window.why_moved_on = True, late, lambda: "they were written to"
+    assert Rescuer(rank, leave=lambda: None).is_half_done(trains=True) is waits
