@@ -19,7 +19,7 @@ class PartOfARank:
 
     def __init__(self, folder: Path) -> None:
         self.identity = SimpleNamespace(rank=0, world_size=2)
-        self.config = SimpleNamespace(run_dir=str(folder), resume=None, device_gate=False, policy="stop")
+        self.config = SimpleNamespace(run_dir=str(folder), resume=None, device_gate=False, policy="stop", scan=False)
         self.loop = Loop()
         self.loop.resumed(5)
         empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())

@@ -23,7 +23,7 @@ from torch_watchdog_agent.control import connected
 from torch_watchdog_agent.gate import Gate
 from torch_watchdog_agent.history import History
 from torch_watchdog_agent.holds import Holds
-from torch_watchdog_agent.hooks.tracks import training_place, used
+from torch_watchdog_agent.hooks import tracks
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Lockstep, Mismatch, violation_of
 from torch_watchdog_agent.loop import Loop
@@ -114,6 +114,7 @@ class Rank:
         self.scan = Scan.of(config, identity) if config.scan else None
         self._contract = ContractFile(Path(config.run_dir), rank=identity.rank, say=self.say)
         self._gates_seen = self._trains_in_eval = False
+        self._opened_by: tracks.Stand | None = None  # the pass whose batch has opened the window
         self.at_gate, self._not_finite = AtGate(self), NotFinite(self)
         self._loss_is_under_way = False
         self.preemption = self._preempted()
@@ -202,11 +203,9 @@ class Rank:
 
     # The life of a batch
 
-    def before_fetch(self, *, trains: bool) -> None:
-        """The loop asks for its next batch: every rank is at the same point here. `trains`: of the data that it trains on, and nothing is half done.
-
-        May raise SystemExit.
-        """
+    def before_fetch(self, *, trains: bool, evaluates: bool = False) -> None:
+        """The loop asks for its next batch: every rank is at the same point here. `trains`: of the data that it trains on, and nothing is half done;
+        `evaluates`: of an evaluation. May raise SystemExit."""
         self.history.flush()
         if self._unread.under_check:
             self._unread.settle(wait=False)
@@ -216,7 +215,7 @@ class Rank:
         schedule = self.window.schedule
         if trains and schedule.looks:
             schedule.fetching()
-        elif not trains and self._is_evaluation():
+        elif evaluates:
             self.window.evaluating()
         waits = schedule.may_be_late or ((not trains or self.window.behind_data) and self.rescuer.is_half_done(trains=trains))
         if not (waits or (self.loop.is_begun and self.loop.trained_on)) and (act := self.gate.boundary()) is not None:
@@ -229,12 +228,7 @@ class Rank:
 
     def place(self, *, again: int = 0) -> Place:
         """Where the training's data go on, with what the loop has fetched ahead and not used. `again`: so many of the last that it has are to come again."""
-        return training_place(again=again + self.loop.in_hand(self.guard.ahead) if self.loop.may_be_ahead else again)
-
-    def _is_evaluation(self) -> bool:
-        import torch
-
-        return not torch.is_grad_enabled() or self.evaluating()
+        return tracks.training_place(again=again + self.loop.in_hand(self.guard.ahead) if self.loop.may_be_ahead else again)
 
     def evaluating(self) -> bool:
         """Whether all models are in evaluation mode, in a loop that does not train in that mode."""
@@ -250,8 +244,11 @@ class Rank:
         """The loop is about to use the batch. Returns it, or a sanitised copy. Raises BadBatchError where nobody agrees on a veto."""
         if self.config.replay is not None:
             batch, checked = self._recorded(batch)
-        if opens := self.loop.handed_over(evaluation=evaluation):
-            self.window.opened(updates=self.loop.updates_applied, place=self.place(again=1))
+        opens = self.loop.handed_over(evaluation=evaluation)
+        if opens or (not evaluation and tracks.turned_from(self._opened_by)):
+            begin = self.window.opened if opens else self.window.begins_anew
+            begin(updates=self.loop.updates_applied, place=self.place(again=1))
+            self._opened_by = tracks.followed
         if not evaluation:
             self.rescuer.at_hand_over(opens=opens)
         self.gate.phase = "eval" if evaluation else "train"
@@ -325,7 +322,7 @@ class Rank:
         self.window.hands.look()
         value = self.history.loss_seen(loss)
         self._loss_is_under_way = value is None
-        used()
+        tracks.used()
         if value is None and self.config.watch_modules and loss.numel() == 1:
             value = float(loss.detach())  # what was asked for waits for the device at every module already
         self._not_finite.look(value)

@@ -60,6 +60,7 @@ def digests(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("dies", "more"),
     [
+        (0, ("--pretrained", "--save-steps", 3)),
         pytest.param(1, (), marks=pytest.mark.slow),
         pytest.param(0, ("--best", "--save-steps", 3), marks=pytest.mark.slow),
         pytest.param(1, ("--accumulate", 2, "--epochs", 4), marks=pytest.mark.slow),

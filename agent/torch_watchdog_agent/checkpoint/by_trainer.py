@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.by_accelerate import as_main_process
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.foreign import Writer, on_host, own_name, standing_in
 from torch_watchdog_agent.checkpoint.part import Alone, Moment
 from torch_watchdog_agent.living import instances
@@ -99,12 +100,28 @@ def _save_alone(trainer: Any, folder: Path, moment: Moment, alone: Alone, *, ran
         at_iter.restore()
     quiet = standing_in(trainer.args, save_only_model=False, save_strategy="no")  # which asks for the barrier
     held = (trainer.model, trainer.optimizer)
-    with as_main_process(), on_host(moment, held), _at(trainer.state, alone.steps), quiet, _into(trainer, folder, store_flos=lambda: None):
+    with (
+        as_main_process(), on_host(moment, held), _at(trainer.state, alone.steps), quiet, _into(trainer, folder, store_flos=lambda: None),
+        _writes_weights(trainer.model),
+    ):  # fmt: skip
         trainer._save_checkpoint(trainer.model, None)
     inside = folder / f"checkpoint-{alone.steps}"
+    if not _weights(inside):
+        raise CheckpointError("it wrote no weights of the model")
     own_name(inside, _GENERATORS, rank)
     if (inside / _ARGUMENTS).exists():
         torch.save(trainer.args, inside / _ARGUMENTS)
+
+
+def _writes_weights(model: Any) -> Any:
+    """A model of transformers' own (5.24) asks torch for its rank besides, and only the first writes."""
+    asks = hasattr(type(model), "should_save_on_this_rank")
+    return standing_in(model, should_save_on_this_rank=lambda is_main_process: is_main_process) if asks else nullcontext()
+
+
+def _weights(folder: Path) -> list[Path]:
+    """Of the model, or of its adapter, under whatever name."""
+    return [path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin") and path.name != _ARGUMENTS]
 
 
 @contextmanager

@@ -68,6 +68,13 @@ class WindowState:
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
 
+    def begins_anew(self, *, updates: int, place: Place) -> None:
+        """The newest window begins only now: what had opened it was no training."""
+        if self._kept:
+            self._kept[-1] = _moment(self._owners, updates=updates, place=place, is_odd=self._kept[-1].is_odd)
+            if self._buffers is not None:
+                self._buffers.keep(updates=updates)
+
     def begun(self) -> None:
         """A backward begins, or the gate is there, in a window in which the schedule looks: what the loop does behind its fetch has been done."""
         if self._kept and self.schedule.begun():

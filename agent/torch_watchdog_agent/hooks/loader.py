@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks import indices
-from torch_watchdog_agent.hooks.passes import begin, catch_up, deafly, fetch, here_now
+from torch_watchdog_agent.hooks.passes import begin, catch_up, deafly, fetch, here_now, outlives_its_passes, to_its_beginning
 from torch_watchdog_agent.hooks.tracks import track_of
 
 __all__ = ["patch", "patch_stateful", "resume_at"]
@@ -53,9 +53,16 @@ def resume_at(loader: Any, position: LoaderPosition, *, again: Callable[[], None
 def _beginning(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(theirs)
     def iterate(self: Any) -> Any:
-        if here_now.deaf or here_now.receiver is not None:
+        if here_now.deaf:
             return theirs(self)
-        one = begin(self)
+        outer = here_now.receiver
+        one = begin(self) if outer is None else outer
+        if outlives_its_passes(self, one):
+            with deafly():
+                theirs(self)
+            to_its_beginning(self, one)
+        if outer is not None:
+            return theirs(self)
         with deafly():
             iterator = theirs(self)
             catch_up(one, iterator)

@@ -29,6 +29,8 @@ __all__ = [
     "fetch",
     "here_now",
     "outer_iteration",
+    "outlives_its_passes",
+    "to_its_beginning",
 ]
 
 _Batch = TypeVar("_Batch")
@@ -56,12 +58,26 @@ def begin(loader: Any) -> Pass:
     stand = _begun(loader)
     if stand is None:
         return Pass()
-    resume = _to_resume(stand)
+    one = Pass(stand=stand, total=_length(loader))
+    to_its_beginning(loader, one)
+    return one
+
+
+def to_its_beginning(loader: Any, one: Pass) -> None:
+    """Of a pass that goes on: what it began with, in the run that was saved."""
+    stand, resume = one.stand, _to_resume(one.stand)
     if resume is not None and resume.rng_at_iter is not None:
         resume.rng_at_iter.restore(stand.track.generators)
         own_order.set_count(loader, resume.count_at_iter)
         stand.rng_at_iter, stand.count_at_iter = resume.rng_at_iter, resume.count_at_iter
-    return Pass(stand=stand, total=_length(loader))
+
+
+def outlives_its_passes(loader: Any, one: Pass) -> bool:
+    """Whether the loader's iterator was made for an earlier pass than the one that goes on here, and is not there yet: with workers that persist torch draws
+    their seed once, as it makes the iterator, and this pass must begin behind that."""
+    resume = _to_resume(one.stand)
+    is_later = resume is not None and resume.rng_at_iter is not None and resume.epoch > 0
+    return is_later and bool(getattr(loader, "persistent_workers", False)) and getattr(loader, "_iterator", loader) is None
 
 
 def _to_resume(stand: Stand) -> LoaderPosition | None:
@@ -273,7 +289,10 @@ def _made(here: Any, theirs: Callable[[Any], _Batch], iterator: Any) -> _Batch:
 @guarded("boundary")
 def before_fetch(here: Any, one: Pass | None) -> bool:
     """True where a scan is to take the rest of this pass."""
-    here.before_fetch(trains=one is None or is_followed(one.stand))
+    import torch
+
+    trains = one is None or is_followed(one.stand)
+    here.before_fetch(trains=trains, evaluates=not trains and (not torch.is_grad_enabled() or here.evaluating()))
     return here.scan is not None and _scan_is_due(here)
 
 

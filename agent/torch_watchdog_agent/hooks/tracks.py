@@ -24,6 +24,7 @@ __all__ = [
     "over",
     "track_of",
     "training_place",
+    "turned_from",
     "used",
 ]
 
@@ -67,7 +68,7 @@ class Stand:
 
 
 _tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()
-_followed: Stand | None = None  # of the pass that the last training batch came from
+followed: Stand | None = None  # of the pass that the last training batch came from
 
 
 def track_of(loader: Any) -> Track:
@@ -83,32 +84,37 @@ def is_known(loader: Any) -> bool:
 
 def follow(stand: Stand) -> None:
     """A training batch has come from this pass."""
-    global _followed
+    global followed
     stand.taken += 1
-    before = _followed
+    before = followed
     if before is stand:
         return
     if before is not None and stand.taken > 1 and before.is_used:
         before.track.in_turn = stand.track.in_turn = True
     elif before is not None and stand.taken == 1 and not before.is_over:
         stand.outer = before
-    _followed = stand
+    followed = stand
 
 
 def is_followed(stand: Stand) -> bool:
     """Whether the training follows a pass over the same loader."""
-    return _followed is not None and _followed.track is stand.track
+    return followed is not None and followed.track is stand.track
+
+
+def turned_from(stand: Stand | None) -> bool:
+    """Whether the training has turned to another pass, and has made nothing of this one: an evaluation that looks like a training."""
+    return stand is not None and followed is not stand and not stand.is_used
 
 
 def is_current(stand: Stand) -> bool:
     """Whether it follows this very pass."""
-    return _followed is stand
+    return followed is stand
 
 
 def used() -> None:
     """A backward or an update: of what was handed over last."""
-    if _followed is not None and not _followed.is_used:
-        _uses(_followed)
+    if followed is not None and not followed.is_used:
+        _uses(followed)
 
 
 def _uses(stand: Stand) -> None:
@@ -125,13 +131,13 @@ def ended(stand: Stand) -> None:
 
 def over(stand: Stand) -> None:
     """No batch comes of this pass any more. Where nothing was trained on it (an evaluation that looks like a training) the one around it goes on."""
-    global _followed
+    global followed
     outer, stand.is_over, stand.outer = stand.outer, True, None
-    if stand is _followed and outer is not None and not outer.is_over:
-        _followed = outer
+    if stand is followed and outer is not None and not outer.is_over:
+        followed = outer
 
 
 def training_place(*, again: int = 0) -> Place:
     """Where the training's loader stands, where no loader was seen: at the very start. `again`: so many of its last batches are to come again."""
-    at = _followed
+    at = followed
     return START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn, at.count_at_iter)

@@ -33,7 +33,7 @@ class Place:
     def why_not(self, state: Any) -> str:
         """Nothing where the state is that of the newest update's end. For one that lies on no device."""
         rank = self.rank
-        if why := why_unknown():
+        if why := self._why_never():
             return why
         if self.phase == "update":
             return "its update was under way, and a half step is never saved"
@@ -49,7 +49,7 @@ class Place:
 
     def why_not_on_device(self, state: Any, ahead: Ahead) -> str:
         """The same for a state on a device, which has come as far as `ahead` says."""
-        if why := why_unknown():
+        if why := self._why_never():
             return why
         if self.phase == "update" and not self.standing:
             return "its update was being launched, and a half step is never saved"
@@ -58,6 +58,9 @@ class Place:
         if missing := self._why_touched(ahead.windows_back) if ahead.windows_back else self._missing(state):
             return f"{missing}, and a half step is never saved"
         return ahead.why_not(state, self.rank.window)
+
+    def _why_never(self) -> str:
+        return "a scan trains nothing that is to be kept" if self.rank.config.scan else why_unknown()
 
     def _missing(self, state: Any) -> str:
         """What of its newest update may be still to come, or was changed since."""

@@ -141,9 +141,11 @@ def test_a_rank_that_fails_in_its_first_step_after_a_checkpoint_has_nothing_newe
         loop.gate_done(applied=True)
     loop.handed_over()
     window = SimpleNamespace(changed_in_step=lambda: "", why_odd=lambda windows_back: "")
-    rank = SimpleNamespace(loop=loop, window=window, saver=SimpleNamespace(busy=False), config=SimpleNamespace(resume=None))
+    rank = SimpleNamespace(loop=loop, window=window, saver=SimpleNamespace(busy=False), config=SimpleNamespace(scan=False))
     place = Place(rank=rank, steps=SimpleNamespace(), phase="window", standing=False)  # type: ignore[arg-type]
     assert place.why_not(SimpleNamespace(optimizers=())) == why
+    rank.config.scan = True
+    assert "a scan" in place.why_not(SimpleNamespace(optimizers=()))
 
 
 def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:

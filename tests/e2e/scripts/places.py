@@ -119,7 +119,30 @@ def late(training: Training) -> None:
         training.evaluate()
 
 
-LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late)}
+def persistent(training: Training) -> None:
+    """Workers that outlive their passes: the iterator of the second epoch is that of the first."""
+    training.loader = DataLoader(Rows(40, None), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+    training.restored(None)
+    for _ in range(training.first_epoch, EPOCHS):
+        for batch in training.loader:
+            training.update(batch)
+            training.order_comes(14)
+
+
+def unmarked(training: Training) -> None:
+    """An evaluation that looks like a training: no eval(), and no_grad() around the forward alone."""
+    training.restored(None)
+    for _ in range(training.first_epoch, EPOCHS):
+        for batch in training.loader:
+            training.update(batch)
+            training.order_comes(4)
+            if training.step % 4 == 0:
+                for held_out in training.held_out:
+                    with torch.no_grad():
+                        training.model(held_out["ids"])
+
+
+LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late, persistent, unmarked)}
 
 
 def main() -> None:

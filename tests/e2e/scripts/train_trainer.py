@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 VOCABULARY, LENGTH, CLASSES = 40, 6, 3
 ON_GPU = os.environ.get("E2E_DEVICE") == "cuda"
@@ -50,6 +50,20 @@ class Net(nn.Module):
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self.head(self.drop(self.table(input_ids).mean(1)))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Pretrained(PreTrainedModel):
+    """The same as a model of transformers', which has a way of its own to be saved."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig, dropout: float = 0.0) -> None:
+        super().__init__(config)
+        self.net = Net(dropout)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.net(input_ids, labels)
 
 
 class Collate:
@@ -132,6 +146,7 @@ def main() -> None:
     parser.add_argument("--dies", type=int, nargs=2)
     parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--best", action="store_true", help="the Trainer keeps the best of its checkpoints in mind")
+    parser.add_argument("--pretrained", action="store_true", help="a model of transformers' own kind")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--again", action="store_true", help="resume where there is a checkpoint; such a run does not die")
@@ -151,7 +166,7 @@ def main() -> None:
     )  # fmt: skip
     each = EachStep()
     trainer = Loud(
-        model=Net(given.dropout),
+        model=Pretrained(PretrainedConfig(), given.dropout) if given.pretrained else Net(given.dropout),
         args=args,
         train_dataset=Rows(48, given.bad),
         eval_dataset=Rows(8, None),
