@@ -102,8 +102,8 @@ def is_followed(stand: Stand) -> bool:
 
 
 def turned_from(stand: Stand | None) -> bool:
-    """Whether the training has turned to another pass, and has made nothing of this one: an evaluation that looks like a training."""
-    return stand is not None and followed is not stand and not stand.is_used
+    """Whether this pass is over, and the training has made nothing of it and turned to another: an evaluation that looks like a training."""
+    return stand is not None and stand.is_over and not stand.is_used and followed is not stand
 
 
 def is_current(stand: Stand) -> bool:
