@@ -5,6 +5,7 @@ Our own rank files lie beside: `restore(loader=...)` brings the loader to its pl
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,8 +50,23 @@ def as_main_process() -> Iterator[None]:
     """Only the main process writes what all hold alike. It may be the one that has failed."""
     from accelerate.state import PartialState
 
-    with standing_in(PartialState(), process_index=0, local_process_index=0):
+    with standing_in(PartialState(), process_index=0, local_process_index=0), _models_write():
         yield
+
+
+@contextmanager
+def _models_write() -> Iterator[None]:
+    """A model of transformers' own (5.24) asks torch for its rank besides, whoever has it saved, and only the first writes."""
+    kind, name = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None), "should_save_on_this_rank"
+    if not hasattr(kind, name):
+        yield
+        return
+    own = vars(kind).get(name)
+    setattr(kind, name, lambda _, is_main_process: is_main_process)
+    try:
+        yield
+    finally:
+        delattr(kind, name) if own is None else setattr(kind, name, own)
 
 
 def _knows_all(accelerator: Any, subjects: Subjects) -> bool:

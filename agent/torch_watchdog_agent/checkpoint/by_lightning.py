@@ -75,9 +75,10 @@ def writer(path: Path, moment: Moment) -> Writer | None:
 
 
 def _can_be_alone(trainer: Any, alone: Alone) -> bool:
-    """Where every rank holds everything, and the loops' many counts are of this moment: nobody but Lightning could set them back."""
+    """Where every rank holds everything, and the loops' many counts are of this moment: nobody but Lightning could set them back. In the middle of a step of
+    several batches they are not."""
     holds_all = any(kind.__name__ in ("DDPStrategy", "SingleDeviceStrategy") for kind in type(trainer.strategy).__mro__)
-    return holds_all and trainer.global_step == count_after(alone.steps, _counts)
+    return holds_all and trainer.accumulate_grad_batches == 1 and trainer.global_step == count_after(alone.steps, _counts)
 
 
 def _save_alone(trainer: Any, folder: Path, moment: Moment) -> None:

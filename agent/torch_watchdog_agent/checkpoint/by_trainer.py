@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,7 @@ def _save_alone(trainer: Any, folder: Path, moment: Moment, alone: Alone, *, ran
         at_iter.restore()
     quiet = standing_in(trainer.args, save_only_model=False, save_strategy="no")  # which asks for the barrier
     held = (trainer.model, trainer.optimizer)
-    with (
-        as_main_process(), on_host(moment, held), _at(trainer.state, alone.steps), quiet, _into(trainer, folder, store_flos=lambda: None),
-        _writes_weights(trainer.model),
-    ):  # fmt: skip
+    with as_main_process(), on_host(moment, held), _at(trainer.state, alone.steps), quiet, _into(trainer, folder, store_flos=lambda: None):
         trainer._save_checkpoint(trainer.model, None)
     inside = folder / f"checkpoint-{alone.steps}"
     if not _weights(inside):
@@ -111,12 +108,6 @@ def _save_alone(trainer: Any, folder: Path, moment: Moment, alone: Alone, *, ran
     own_name(inside, _GENERATORS, rank)
     if (inside / _ARGUMENTS).exists():
         torch.save(trainer.args, inside / _ARGUMENTS)
-
-
-def _writes_weights(model: Any) -> Any:
-    """A model of transformers' own (5.24) asks torch for its rank besides, and only the first writes."""
-    asks = hasattr(type(model), "should_save_on_this_rank")
-    return standing_in(model, should_save_on_this_rank=lambda is_main_process: is_main_process) if asks else nullcontext()
 
 
 def _weights(folder: Path) -> list[Path]:
