@@ -135,7 +135,8 @@ def test_a_signal_is_asked_for_once_where_it_was_given_up_for_good() -> None:
     assert asked_again(run) == asked_again(run) == []
 
 
-def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody_is_freed() -> None:
+def promised() -> harness.Run:
+    """Both ranks have trained for six steps and promised to stop for a signal."""
     run = harness.Run()
     run.hello(0, 1)
     for step in range(6):
@@ -144,6 +145,11 @@ def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody
     run.say(m.Signalled(rank=1, signal=15))
     for rank in (0, 1):
         run.say(m.Ack(rank=rank, generation=1, passed=5))
+    return run
+
+
+def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody_is_freed() -> None:
+    run = promised()
     for _ in range(60):
         looks = [effect.tell for effect in run.wait(1.0) if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Look)]
         for look in looks:
@@ -156,13 +162,6 @@ def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody
 
 
 def test_while_ranks_save_no_standstill_is_looked_for() -> None:
-    run = harness.Run()
-    run.hello(0, 1)
-    for step in range(6):
-        run.report(harness.steps(0, step, [1.0]), harness.steps(1, step, [1.0]))
-        run.now += 0.1
-    run.say(m.Signalled(rank=1, signal=15))
-    for rank in (0, 1):
-        run.say(m.Ack(rank=rank, generation=1, passed=5))
+    run = promised()
     run.say(m.Saving(rank=0, generation=1, updates_applied=7))
     assert Look not in [kind for _ in range(60) for _, kind in harness.orders(run.wait(1.0))]
