@@ -562,6 +562,17 @@ def test_a_launch_that_its_user_ended_is_one_quiet_line_and_the_newest_checkpoin
     assert len(lines) == 3 and lines[2].startswith("  resume watchdog") and "r/checkpoints/step-5" in lines[2]
 
 
+def test_a_training_that_ended_of_the_signal_before_it_could_be_stopped_cleanly_was_ended_and_has_not_failed() -> None:
+    what = "a checkpoint and a stop before the machine is taken away: SIGTERM from outside; given up: the training ended before it could be"
+    action = INCIDENT["action"] | {"checkpoint": None, "exit_code": None, "prevented": False}
+    late = INCIDENT | {"kind": "order.preemption", "severity": "info", "summary": what, "batch": None, "action": action}
+    lines = summarise([late], replace(END, exit_code=143, stopped_by_us=False, signalled="SIGTERM"))
+    assert lines[0] == "job train-1 was ended by SIGTERM from outside: order.preemption (exit code 143)"
+    assert lines[1:3] == [f"  what   {what}", "  saved  no checkpoint was written"]
+    lines = summarise([asked_for(5), late], replace(END, exit_code=143, stopped_by_us=False, signalled="SIGTERM"))
+    assert [line.partition("(")[0] for line in lines if line.startswith("  saved")] == ["  saved  r/checkpoints/step-5 "]
+
+
 def test_a_failure_of_which_nothing_was_saved_tells_what_somebody_had_asked_for_before() -> None:
     asked = INCIDENT | {"kind": "order.checkpoint", "severity": "info"}
     failed = INCIDENT | {"batch": None, "kind": "rank.exception", "action": INCIDENT["action"] | {"checkpoint": None, "exit_code": None}}

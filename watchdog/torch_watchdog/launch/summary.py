@@ -278,6 +278,8 @@ def _headline(incident: Incident, end: JobEnd, found: Sequence[Incident]) -> str
         return f"job {end.job} finished in attempt {end.attempt} after {before} (exit code {end.exit_code})"
     if end.stopped_by_us:
         what = _how_we_stopped(action, end)
+    elif _came_too_late(incident, end):
+        what = f"was {ended_by(end.signalled)}"
     elif was_left_out(incident):
         steps = len({(one.get("attempt"), one.get("step")) for one in found if was_left_out(one)})
         what = "went on without the bad batch" if steps == 1 else f"went on without the bad batches of {steps} steps, first"
@@ -299,6 +301,11 @@ def has_failed_of_its_batch(action: Mapping[str, Any], end: JobEnd) -> bool:
     """
     was_answered = action.get("stopped_at_step") is not None or (end.sealed and not action.get("checkpoint"))
     return bool(action.get("prevented")) and not was_answered
+
+
+def _came_too_late(incident: Incident, end: JobEnd) -> bool:
+    """An order that a signal asked for, of a training that the same signal ended before it could be carried out."""
+    return is_order(incident) and bool(end.signalled and end.exit_code) and not end.stopped_by_us
 
 
 def _how_we_stopped(action: Mapping[str, Any], end: JobEnd) -> str:
@@ -342,7 +349,7 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
     lines = []
     if path:
         lines.append(f"  saved  {one_line(path)} ({checkpoint_state(checkpoint)})")
-    elif not before and (end.stopped_by_us or failed):
+    elif not before and (end.stopped_by_us or failed or _came_too_late(incident, end)):
         lines.append("  saved  no checkpoint was written")
         if not end.resumed and (end.quarantine or (failed and not end.unused_resume)):
             lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
