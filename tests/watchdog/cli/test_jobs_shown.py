@@ -108,6 +108,10 @@ def test_a_job_whose_launch_alone_was_killed_is_not_called_ended(runs: Runs) -> 
         told = f"goes on unwatched: the launch was killed, 1 process of it lives on (pid {rank.pid})"
         for command in ("status", "timeline"):
             assert told in runs(command, "alone").stdout
+        assert f"{told}; `kill {rank.pid}` ends it\n" in runs("status", "alone").stdout
+        for command in (("stop",), ("stop", "--cancel"), ("checkpoint",)):
+            asked = runs(*command, "alone")
+            assert asked.returncode == 1 and f"did not take the order: it {told}; `kill {rank.pid}` ends it" in asked.stderr
         listed = runs("jobs")
         assert "running" in listed.stdout and told in listed.stderr
         assert f"It {told}." in runs("report", "alone", "--markdown").stdout

@@ -22,11 +22,12 @@ RECORD: Mapping[str, Any] = {"session": SESSION, "host": socket.gethostname(), "
 LIVES = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
-def process(proc: Path, pid: int, *, session: str = SESSION, name: str = "python", ring: str = "") -> None:
+def process(proc: Path, pid: int, *, session: str = SESSION, name: str = "python", ring: str = "", parent: int = 1) -> None:
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "environ").write_bytes(b'A=1\0TORCH_WATCHDOG_AGENT={"job":"j","session":"%s"}\0' % session.encode())
     (folder / "comm").write_text(f"{name}\n")
+    (folder / "stat").write_text(f"{pid} ({name}) S {parent} {pid} 0\n")
     (folder / "maps").write_text(f"7f00-7f01 rw-s 00000000 00:1 2 /dev/shm/torch-watchdog-0/{session}/{ring} (deleted)\n" if ring else "")
 
 
@@ -40,6 +41,18 @@ def test_ranks_are_known_by_their_rings_and_no_child_or_stranger_is_taken_for_on
     found = survivors(RECORD, tmp_path)
     assert (found.state, found.ranks) == ("running", {0: 12, 1: 13})
     assert found.words == "goes on unwatched: the launch was killed, 2 ranks of it live on (pids 12, 13)"
+
+
+def test_what_ends_it_is_told_without_what_ends_with_its_ranks_and_no_file_is_to_hold_that(tmp_path: Path) -> None:
+    process(tmp_path, 10, name="torchrun")
+    process(tmp_path, 11, name="torch-watchdog", parent=10)
+    process(tmp_path, 12, ring="0-0-12.ring", parent=11)
+    process(tmp_path, 13, name="pt_forkserver (x)", parent=12)
+    process(tmp_path, 14, parent=13)
+    found = survivors(RECORD, tmp_path)
+    assert found.words == "goes on unwatched: the launch was killed, 1 rank of it lives on (pid 12)"
+    assert found.advice == f"{found.words}; `kill 10 12` ends it"
+    assert survivors({**RECORD, "host": "node-z"}, tmp_path).to_end == ()
 
 
 def test_only_the_newest_attempts_ranks_are_named(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def status_on_disk(root: Path, record: Mapping[str, Any], found: Sequence[RankTr
     newest = max((track.attempt for track in found), default=int((record.get("end") or {}).get("attempt") or 0))
     left = survivors(record) if record.get("exit_code") is None else None
     pids = left.ranks if left is not None else {}
+    reported = tuple(_rank_status(track, record, pids.get(track.rank)) for track in found if track.attempt == newest)
     known: dict[str, Any] = {
         "job": root.name,
         "state": "ended" if left is None else left.state,
@@ -43,9 +44,14 @@ def status_on_disk(root: Path, record: Mapping[str, Any], found: Sequence[RankTr
         "incidents": num_incidents,
         "lost_records": sum(track.lost_records for track in found),
         "exit_code": record.get("exit_code"),
-        "ranks": tuple(_rank_status(track, record, pids.get(track.rank)) for track in found if track.attempt == newest),
+        "ranks": (*reported, *(_silent_rank(rank, record, pids[rank]) for rank in sorted(pids.keys() - {one.rank for one in reported}))),
     }
-    return JobStatus(**known) if left is None or left.words == ENDED_WITHOUT_A_WORD else UnansweredStatus(**known, problem=left.words)
+    return JobStatus(**known) if left is None or left.words == ENDED_WITHOUT_A_WORD else UnansweredStatus(**known, problem=left.advice)
+
+
+def _silent_rank(rank: int, record: Mapping[str, Any], pid: int) -> RankStatus:
+    """One that lives, and whose launch was killed before its first report."""
+    return RankStatus(rank=rank, node=str(record.get("host", "")), pid=pid, phase="train", alive=True)
 
 
 def _rank_status(track: RankTrack, record: Mapping[str, Any], pid: int | None) -> RankStatus:

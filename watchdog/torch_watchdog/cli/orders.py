@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json
-from torch_watchdog.cli.source import JobLook, find_job, live_client
+from torch_watchdog.cli.source import JobLook, find_job, has_own_daemon, live_client
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError, WatchdogError
 from torch_watchdog.launch.places import here
@@ -41,13 +41,15 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
     """Raises OrderRefusedError where the job did not take it, OrderLostError where no checkpoint that can be used came of it."""
     config = settings(context)
     look = find_job(job, directory=config.directory, daemon=config.daemon)
-    try:
-        reached = live_client(look)
-    except DaemonUnreachableError as error:
-        raise OrderRefusedError(look.name, "it is not running: its launch has ended") from error
     say, deadline_s = (lambda _: None) if as_json else _told_on_the_side, time.monotonic() + config.grace_s
-    with reached as client:
-        before = _orders(client.incidents(look.name), kind)
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(live_client(look))
+            before = _orders(client.incidents(look.name), kind)
+        except DaemonUnreachableError as error:
+            if not has_own_daemon(look):
+                raise
+            raise OrderRefusedError(look.name, _why_nobody_takes_it(look)) from error
         answer = _answer(client, look.name, kind, reason=reason, deadline_s=deadline_s, say=say)
         if not answer.accepted:
             raise OrderRefusedError(look.name, answer.text)
@@ -62,6 +64,11 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
         click.echo("\n".join([_told(checkpoint), *_to_go_on(look, checkpoint)]))
     if came_of_it is not None and not is_good(checkpoint):
         raise OrderLostError(look.name, str(came_of_it.get("summary")))
+
+
+def _why_nobody_takes_it(look: JobLook) -> str:
+    """A launch's own daemon ends with it. Where the launch alone was killed its ranks have not, and whoever asked still wants them to."""
+    return f"it {getattr(look.status(), 'problem', 'is not running: its launch has ended')}"
 
 
 def _answer(

@@ -41,7 +41,7 @@ def command(context: click.Context, /, job: str | None, watch: bool, as_json: bo
     print_table(
         ("rank", "node", "phase", "alive", "step", "updates", "loss", "step time"),
         [_row(rank) for rank in found.ranks],
-        empty="no rank has reported" if found.state == "ended" else "no rank has reported yet: they are known once the training has begun",
+        empty="no rank has reported" if _is_over(found) else "no rank has reported yet: they are known once the training has begun",
     )
     print_last_words(look)
 
@@ -85,6 +85,11 @@ def _state(state: str, exit_code: int | None) -> str:
     if state != "ended":
         return state
     return ENDED_WITHOUT_A_WORD if exit_code is None else f"ended, exit code {exit_code}"
+
+
+def _is_over(job: JobStatus) -> bool:
+    """Nobody is to report any more: it has ended, or nobody answers for it."""
+    return job.state == "ended" or "problem" in listed(job)
 
 
 def _row(rank: RankStatus) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,19 @@ _KEEPER = "torch-watchdog"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors:
-    """`ranks`: the newest attempt's that live, and their pids. `words`: what is known of its end."""
+    """`ranks`: the newest attempt's that live, and their pids. `words`: what is known of its end. `to_end`: whom a signal would have to reach to end it, of
+    a launch that goes on unwatched: its launcher and its ranks, whose own children end with them.
+    """
 
     state: Literal["running", "ended", "unknown"]
     words: str
     ranks: Mapping[int, int] = field(default_factory=dict)
+    to_end: tuple[int, ...] = ()
+
+    @property
+    def advice(self) -> str:
+        """The words, and what to type: for whoever looks now. A pid may be another process's by tomorrow, so no file holds this."""
+        return f"{self.words}; `kill {' '.join(map(str, self.to_end))}` ends it" if self.to_end else self.words
 
 
 def survivors(record: Mapping[str, Any], proc: Path = Path("/proc")) -> Survivors:
@@ -51,7 +59,8 @@ def survivors(record: Mapping[str, Any], proc: Path = Path("/proc")) -> Survivor
     living = tuple(ranks.values()) or tuple(pids)
     if not living:
         return Survivors(state="ended", words=ENDED_WITHOUT_A_WORD)
-    return Survivors(state="running", words=goes_on_unwatched(living, are_ranks=bool(ranks)), ranks=ranks)
+    words, to_end = goes_on_unwatched(living, are_ranks=bool(ranks)), tuple(pid for pid in pids if not _is_below(pid, ranks.values(), proc))
+    return Survivors(state="running", words=words, ranks=ranks, to_end=to_end)
 
 
 def _of_session(session: str, proc: Path) -> Iterator[int]:
@@ -62,6 +71,16 @@ def _of_session(session: str, proc: Path) -> Iterator[int]:
             variables = (folder / "environ").read_bytes().split(b"\0")
             if any(one.startswith(name) and wanted in one for one in variables) and (folder / "comm").read_text().strip() != _KEEPER:
                 yield int(folder.name)
+
+
+def _is_below(pid: int, ranks: Collection[int], proc: Path) -> bool:
+    """A rank's child, or a child's: a worker of its loader, the tracker of its semaphores."""
+    with suppress(OSError, ValueError):
+        while pid > 1:
+            pid = int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            if pid in ranks:
+                return True
+    return False
 
 
 def _ring(pid: int, session: str, proc: Path) -> tuple[int, int, int] | None:
