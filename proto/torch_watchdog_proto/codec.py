@@ -127,8 +127,8 @@ _PLAIN_BACK = {message: cls for cls, message in _PLAIN.items()}
 def plain_message(
     value: messages.StepBlock | envelopes.JobStatus | envelopes.OrderAnswer | envelopes.JoinRequest | envelopes.JoinAnswer,
 ) -> Any:
-    """The protobuf message of the same name."""
-    message = _PLAIN[type(value)]()
+    """The protobuf message of the same name; of a subclass, which knows more than is told, that of its base."""
+    message = next(_PLAIN[kind] for kind in type(value).__mro__ if kind in _PLAIN)()
     write_fields(message, value)
     return message
 

@@ -113,9 +113,29 @@ def test_a_job_whose_launch_alone_was_killed_is_not_called_ended(runs: Runs) -> 
             asked = runs(*command, "alone")
             assert asked.returncode == 1 and f"did not take the order: it {told}; `kill {rank.pid}` ends it" in asked.stderr
         listed = runs("jobs")
-        assert "running" in listed.stdout and told in listed.stderr
+        assert "  running, unwatched  " in listed.stdout and told in listed.stderr
         assert f"It {told}." in runs("report", "alone", "--markdown").stdout
         rank.communicate("\n")
+
+
+def test_ranks_that_live_though_their_launch_was_killed_before_their_first_report_are_shown(runs: Runs) -> None:
+    file = runs.add_job("early", exit_code=None).job_file
+    write_json(file, json.loads(file.read_text()) | {"host": socket.gethostname(), "session": "00c0ffee00c0ffeb"})
+    makes_its_ring = """import mmap, os, sys
+os.makedirs(folder := sys.argv[1])
+with open(f"{folder}/0-1-{os.getpid()}.ring", "w+b") as file:
+    file.truncate(mmap.PAGESIZE)
+    ring = mmap.mmap(file.fileno(), 0)
+print("up", flush=True)
+input()"""
+    folder, variables = runs.folder / "00c0ffee00c0ffeb", {"TORCH_WATCHDOG_AGENT": '{"session":"00c0ffee00c0ffeb"}'}
+    command = [sys.executable, "-c", makes_its_ring, str(folder)]
+    with subprocess.Popen(command, env=os.environ | variables, stdin=-1, stdout=-1, text=True) as rank:
+        assert rank.stdout is not None and rank.stdout.readline() == "up\n"
+        shown = runs("status", "early").stdout
+        assert re.search(r"\n1 +\S+ +train +yes\n", shown) and "no rank has reported" not in shown
+        rank.communicate("\n")
+    assert "no rank has reported\n" in runs("status", "early").stdout
 
 
 def test_without_a_name_the_newest_job_is_meant(runs: Runs, ended_job: RunDirectory) -> None:

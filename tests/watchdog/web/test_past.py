@@ -78,8 +78,15 @@ def test_a_launch_that_was_killed_alone_is_not_shown_as_ended(tmp_path: Path) ->
     with Fleet(tmp_path) as fleet, subprocess.Popen([sys.executable, "-c", lives], env=os.environ | variables, stdin=-1, stdout=-1) as rank:
         assert rank.stdout is not None and rank.stdout.readline() == b"up\n"
         page = fleet.get("jobs/alone").text
-        assert f"goes on unwatched: the launch was killed, 1 process of it lives on (pid {rank.pid})" in page and "It ended" not in page
+        told = f"goes on unwatched: the launch was killed, 1 process of it lives on (pid {rank.pid}); `kill {rank.pid}` ends it"
+        assert told in page and "It ended" not in page and "<td>running, unwatched" in fleet.get("").text
+        for job in (fleet.get("api/v1/jobs").json()["jobs"][0], fleet.get("api/v1/jobs/alone").json()):
+            assert (job["state"], job["unwatched"], job["problem"]) == ("running", True, told)
+        with DaemonClient(fleet.socket) as client:
+            assert client.jobs()[0].state == client.job("alone").state == "running"
+            assert client.request("alone", "order.stop", by="me") == OrderAnswer(accepted=False, text=f"it {told}")
         rank.communicate(b"\n")
+        assert fleet.get("api/v1/jobs").json()["jobs"][0]["state"] == "ended"
         page = fleet.get("jobs/alone").text
         assert "ended without a word" in page and "It ended before" in page
 

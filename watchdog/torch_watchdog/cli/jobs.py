@@ -10,6 +10,7 @@ from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_json, print_table
 from torch_watchdog.cli.source import all_jobs, listed
 from torch_watchdog.launch.say import say
+from torch_watchdog.launch.survivors import state_told
 
 __all__ = ["command"]
 
@@ -21,7 +22,8 @@ __all__ = ["command"]
 def command(context: click.Context, /, as_json: bool, **_: object) -> None:
     """List the jobs, newest first."""
     config = settings(context)
-    found = [listed(job) for job in all_jobs(directory=config.directory, daemon=config.daemon)]
+    known = all_jobs(directory=config.directory, daemon=config.daemon)
+    found = [listed(job) for job in known]
     if as_json:
         print_json({"jobs": found})
         return
@@ -29,7 +31,7 @@ def command(context: click.Context, /, as_json: bool, **_: object) -> None:
     rows = [
         (
             job["job"],
-            job["state"],
+            state_told(status),
             _started(job["started_s"]),
             job["world_size"] or "",
             job["policy"],
@@ -37,7 +39,7 @@ def command(context: click.Context, /, as_json: bool, **_: object) -> None:
             "" if job["exit_code"] is None else job["exit_code"],
             job["resumed_from"],
         )
-        for job in found
+        for status, job in zip(known, found, strict=True)
     ]
     for job in found:
         if job.get("problem"):

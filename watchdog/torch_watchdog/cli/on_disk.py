@@ -6,24 +6,15 @@ Pure, but for a look at what lives on of a launch that has written no end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog.launch.survivors import survivors
-from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD
+from torch_watchdog.launch.survivors import UnansweredStatus, survivors
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.store.read import epoch_s
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
 
-__all__ = ["UnansweredStatus", "status_on_disk"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnansweredStatus(JobStatus):
-    """Of a launch that has written no end, and whose daemon does not answer: what is known of that."""
-
-    problem: str
+__all__ = ["status_on_disk"]
 
 
 def status_on_disk(root: Path, record: Mapping[str, Any], found: Sequence[RankTrack], *, num_incidents: int) -> JobStatus:
@@ -34,7 +25,6 @@ def status_on_disk(root: Path, record: Mapping[str, Any], found: Sequence[RankTr
     reported = tuple(_rank_status(track, record, pids.get(track.rank)) for track in found if track.attempt == newest)
     known: dict[str, Any] = {
         "job": root.name,
-        "state": "ended" if left is None else left.state,
         "policy": record.get("policy", "stop"),
         "attempt": newest,
         "world_size": record.get("world_size") or len({track.rank for track in found} | pids.keys()),
@@ -46,7 +36,7 @@ def status_on_disk(root: Path, record: Mapping[str, Any], found: Sequence[RankTr
         "exit_code": record.get("exit_code"),
         "ranks": (*reported, *(_silent_rank(rank, record, pids[rank]) for rank in sorted(pids.keys() - {one.rank for one in reported}))),
     }
-    return JobStatus(**known) if left is None or left.words == ENDED_WITHOUT_A_WORD else UnansweredStatus(**known, problem=left.advice)
+    return JobStatus(state="ended", **known) if left is None else UnansweredStatus.of(left, **known)
 
 
 def _silent_rank(rank: int, record: Mapping[str, Any], pid: int) -> RankStatus:

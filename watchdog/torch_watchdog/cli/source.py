@@ -76,7 +76,7 @@ class DiskJob:
 
     def short_status(self) -> JobStatus:
         """Without the ranks, and without reading the steps."""
-        return self._live_status() or self._status_on_disk(())
+        return self._live_status() or replace(self._status_on_disk(()), ranks=())
 
     def _status_on_disk(self, found: Sequence[RankTrack]) -> JobStatus:
         return status_on_disk(self.directory.root, self.record(), found, num_incidents=sum(not is_order(one) for one in self.incidents()))

@@ -113,8 +113,8 @@ class FleetView:
             refusal = next((effect for effect in self.ingest.live(name).handle(wanted) if isinstance(effect, Refused)), None)
             answer = OrderAnswer(accepted=refusal is None, text="every rank is told" if refusal is None else refusal.reason)
         else:
-            await self.past_job(name)
-            answer = OrderAnswer(accepted=False, text="it has ended")
+            left = (await self.past_job(name)).left
+            answer = OrderAnswer(accepted=False, text="it has ended" if left is None or left.has_ended else f"it {left.advice}")
         self.note(kind, name, who=who, says=by, accepted=answer.accepted, reason=reason)
         return answer
 

@@ -19,8 +19,9 @@ from torch_watchdog.launch.places import is_held
 from torch_watchdog.launch.plan import AGENT_VARIABLE
 from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD, LIVES_AND_IS_SILENT, goes_on_elsewhere, goes_on_unwatched
 from torch_watchdog.user import user_name
+from torch_watchdog_proto.envelopes import JobStatus
 
-__all__ = ["Survivors", "survivors"]
+__all__ = ["Survivors", "UnansweredStatus", "state_told", "survivors"]
 
 _KEEPER = "torch-watchdog"
 
@@ -37,9 +38,33 @@ class Survivors:
     to_end: tuple[int, ...] = ()
 
     @property
+    def has_ended(self) -> bool:
+        return self.state == "ended"
+
+    @property
     def advice(self) -> str:
         """The words, and what to type: for whoever looks now. A pid may be another process's by tomorrow, so no file holds this."""
         return f"{self.words}; `kill {' '.join(map(str, self.to_end))}` ends it" if self.to_end else self.words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnansweredStatus(JobStatus):
+    """Of a launch that has written no end, and whose daemon does not answer: what is known of that. `unwatched`: it was killed, and its training goes on."""
+
+    problem: str
+    unwatched: bool
+
+    @classmethod
+    def of(cls, left: Survivors, **known: Any) -> JobStatus:
+        """The plain one where nothing lives on."""
+        if left.has_ended:
+            return JobStatus(state="ended", **known)
+        return cls(state=left.state, problem=left.advice, unwatched=bool(left.to_end), **known)
+
+
+def state_told(job: JobStatus) -> str:
+    """In a list of jobs."""
+    return f"{job.state}, unwatched" if isinstance(job, UnansweredStatus) and job.unwatched else job.state
 
 
 def survivors(record: Mapping[str, Any], proc: Path = Path("/proc")) -> Survivors:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch_watchdog.errors import WatchdogError
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.ranks import RankState
+from torch_watchdog.launch.survivors import Survivors, UnansweredStatus, survivors
 from torch_watchdog.store.read import epoch_s, read_events, read_incidents, read_job, read_newest_blocks
 from torch_watchdog.store.run_directory import FileVersion, RunDirectory, file_version
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
@@ -32,12 +33,15 @@ _MAX_EVENTS_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastJob:
-    """`record` is its launch's job.json where that lies here, else empty; `run_dir` is here, that of `status` is the launch's own."""
+    """`record` is its launch's job.json where that lies here, else empty; `run_dir` is here, that of `status` is the launch's own. `left`: what lives on of
+    a launch whose record tells no end.
+    """
 
     run_dir: Path
     status: JobStatus
     incidents: Sequence[Mapping[str, Any]]
     record: Mapping[str, Any]
+    left: Survivors | None = None
 
 
 def past_jobs(runs_dir: Path, *, but: Collection[str], now_s: float, known: Known) -> tuple[list[JobStatus], int]:
@@ -58,9 +62,8 @@ def past_job(runs_dir: Path, name: str, *, now_s: float) -> PastJob | None:
     job = _ended_if_read(root, now_s)
     if job is None:
         return None
-    ranks = _ranks(root, next(iter(job.status.nodes), ""))
-    status = {name: getattr(job.status, name) for name in JobStatus.__slots__} | {"ranks": ranks}
-    return PastJob(run_dir=root, status=JobStatus(**status), incidents=job.incidents, record=job.record)
+    ranks = _ranks(root, next(iter(job.status.nodes), ""), living=job.left.ranks if job.left is not None else ())
+    return replace(job, status=replace(job.status, ranks=ranks))
 
 
 def _changed(runs_dir: Path, but: Collection[str]) -> list[tuple[float, str]]:
@@ -93,7 +96,8 @@ def _status_if_read(root: Path, now_s: float, known: Known) -> JobStatus | None:
     job = _ended_if_read(root, now_s)
     if job is None:
         return None
-    known[root.name] = version, job.status
+    if job.left is None or job.left.has_ended:  # what lives on ends without a change to its files
+        known[root.name] = version, job.status
     return job.status
 
 
@@ -125,23 +129,29 @@ def _ended(root: Path, now_s: float) -> PastJob | None:
     if not record.get("ended") and not left and now_s - changed_s < _AT_REST_S:
         return None
     incidents = read_incidents(root)
-    return PastJob(run_dir=root, record=record, incidents=incidents, status=status_of(root, record, events, incidents))
+    silent = survivors(record) if record and record.get("exit_code") is None and not left else None
+    return PastJob(run_dir=root, record=record, incidents=incidents, status=status_of(root, record, events, incidents, silent), left=silent)
 
 
 def status_of(
-    root: Path, record: Mapping[str, Any], events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]]
+    root: Path,
+    record: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    incidents: Sequence[Mapping[str, Any]],
+    left: Survivors | None = None,
 ) -> JobStatus:
-    """Of a job that has ended, without its ranks. `record` is empty where the launch's own job.json is on another machine."""
+    """Of a job that is over but for what is `left` of it, without its ranks. `record` is empty where the launch's own job.json is on another machine."""
     ranks = {event.get("rank") for event in events if event.get("kind") == "rank.connected"}
     joined = [event for event in events if event.get("kind") == "node.joined"]
     run_dir = str(root) if record else next((str(event["run_dir"]) for event in joined if event.get("run_dir")), str(root))
-    return JobStatus(
-        job=root.name, state="ended", policy=record.get("policy") or "stop", run_dir=run_dir,
-        attempt=max((int(event.get("attempt") or 0) for event in events), default=0), world_size=record.get("world_size") or len(ranks),
-        started_s=epoch_s(record.get("started")) or began_s(events),
-        nodes=tuple(sorted({str(event["node"]) for event in joined if event.get("node")})),
-        incidents=sum(not is_order(found) for found in incidents), exit_code=exit_code_of(record, events, incidents),
-    )  # fmt: skip
+    known: dict[str, Any] = {
+        "job": root.name, "policy": record.get("policy") or "stop", "run_dir": run_dir,
+        "attempt": max((int(event.get("attempt") or 0) for event in events), default=0), "world_size": record.get("world_size") or len(ranks),
+        "started_s": epoch_s(record.get("started")) or began_s(events),
+        "nodes": tuple(sorted({str(event["node"]) for event in joined if event.get("node")})),
+        "incidents": sum(not is_order(found) for found in incidents), "exit_code": exit_code_of(record, events, incidents),
+    }  # fmt: skip
+    return JobStatus(state="ended", **known) if left is None else UnansweredStatus.of(left, **known)
 
 
 def began_s(events: Iterable[Mapping[str, Any]]) -> float:
@@ -156,13 +166,13 @@ def exit_code_of(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]],
     return next((code for code in (record.get("exit_code"), *ours, *nodes) if isinstance(code, int)), None)
 
 
-def _ranks(root: Path, node: str) -> tuple[RankStatus, ...]:
+def _ranks(root: Path, node: str, *, living: Collection[int]) -> tuple[RankStatus, ...]:
     blocks = read_newest_blocks(root, None)
     newest = max((block.attempt for block in blocks), default=0)
     states: dict[int, RankState] = {}
     for block in blocks:
         if block.attempt == newest:
             states.setdefault(block.rank, RankState(rank=block.rank, node=node, pid=block.pid)).record(block, 0.0)
-    for state in states.values():
-        state.gone()
+    for rank in states.keys() - set(living):
+        states[rank].gone()
     return tuple(states[rank].status() for rank in sorted(states))

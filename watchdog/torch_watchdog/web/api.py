@@ -18,6 +18,7 @@ from starlette.routing import Route
 from torch_watchdog.daemon.grants import told_as
 from torch_watchdog.daemon.view import FleetView
 from torch_watchdog.errors import DiskAwayError, UnknownJobError
+from torch_watchdog.launch.survivors import UnansweredStatus
 from torch_watchdog.web.openapi import Operation, Parameter, document
 from torch_watchdog_proto.envelopes import ORDER_KINDS, JobStatus, OrderKind, RankStatus
 
@@ -35,7 +36,7 @@ async def _jobs(request: Request) -> Response:
 async def _job(request: Request) -> Response:
     view, name = _view(request), request.path_params["job"]
     status = await view.any_job(name)
-    return JSONResponse(_fields(status) | {"ranks": [_fields(rank) for rank in status.ranks]})
+    return JSONResponse(_without_ranks(status) | {"ranks": [_fields(rank) for rank in status.ranks]})
 
 
 async def _incidents(request: Request) -> Response:
@@ -154,12 +155,14 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 def _without_ranks(status: JobStatus) -> dict[str, Any]:
-    return {name: value for name, value in _fields(status).items() if name != "ranks"}
+    """Of a launch that has written no end with what is known of that, as `watchdog jobs --json` has it."""
+    more = {"problem": status.problem, "unwatched": status.unwatched} if isinstance(status, UnansweredStatus) else {}
+    return {name: value for name, value in _fields(status).items() if name != "ranks"} | more
 
 
 def _fields(status: JobStatus | RankStatus) -> dict[str, Any]:
     """As they are: `asdict` copies each, a fifth of a second for 16,384 ranks, in which an order waits. A loss that is no number is a word, as everywhere."""
-    fields = {name: getattr(status, name) for name in status.__slots__}
+    fields = {name: getattr(status, name) for name in (JobStatus if isinstance(status, JobStatus) else RankStatus).__slots__}
     if (loss := fields.get("loss")) is not None and not math.isfinite(loss):
         fields["loss"] = str(loss)
     return fields

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torch_watchdog.launch.record import resumed_from
-from torch_watchdog.launch.survivors import survivors
 from torch_watchdog.phrases import steps_told
 from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.story import clock
@@ -28,18 +27,17 @@ async def page(request: Request, job: PastJob) -> Response:
         began=next((rank.began_at_update for rank in ranks if rank.began_at_update is not None), None),
         updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
     )
-    read, code = request.app.state.view.disk.read, job.status.exit_code
-    left = await read(lambda: survivors(job.record)) if code is None and job.record else None
+    left, code = job.left, job.status.exit_code
     facts: dict[str, Any] = {
-        "state": left.words if left is not None else "ended" if code is None else f"ended, exit code {code}",
+        "state": left.advice if left is not None else "ended" if code is None else f"ended, exit code {code}",
         "how": job.record.get("exit_reason"), "began": clock(job.record.get("started")), "ended": clock(job.record.get("ended")),
         "resumed from": resumed_from(job.record),
         "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt or None,
         "incidents": job.status.incidents, "files": job.run_dir,
     }  # fmt: skip
-    words = await read(lambda: last_words(RunDirectory(job.run_dir), job.record, job.incidents, here=""))
+    words = await request.app.state.view.disk.read(lambda: last_words(RunDirectory(job.run_dir), job.record, job.incidents, here=""))
     return render(
         request, "past.html", job=job.status.job, facts={name: value for name, value in facts.items() if value not in (None, "")},
         incidents=list(job.incidents)[::-1][:50], ranks=ranks[:_SHOWN_RANKS], more_ranks=max(0, len(ranks) - _SHOWN_RANKS), words=words,
-        has_ended=left is None or left.state == "ended",
+        has_ended=left is None or left.has_ended,
     )  # fmt: skip
