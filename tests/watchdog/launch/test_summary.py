@@ -204,6 +204,14 @@ def test_the_headline_of_a_warning_calls_it_one(policy: str, exit_code: int, wor
     assert headline == f"job {END.job} {words} (exit code {exit_code})"
 
 
+@pytest.mark.parametrize(("code", "words"), [(0, "came to its own end before it could be stopped"), (1, "failed")])
+def test_a_training_that_diverged_in_its_last_steps_was_not_stopped_and_its_code_is_its_own(code: int, words: str) -> None:
+    action = {"policy": "stop", "prevented": False, "exit_code": None, "checkpoint": None}
+    nan = INCIDENT | {"kind": "loss.not_finite", "batch": None, "action": action}
+    (head, *_) = summarise([nan], replace(END, stopped_by_us=False, exit_code=code))
+    assert head == f"job train-1 {words}: loss.not_finite (exit code {code})"
+
+
 def test_a_stop_that_somebody_asked_for_names_no_culprit_and_no_fix() -> None:
     order = {
         "kind": "order.stop",

@@ -289,6 +289,8 @@ def _headline(incident: Incident, end: JobEnd, found: Sequence[Incident]) -> str
         what = "was ended from outside"
     elif incident.get("severity") == "warning":
         what = "failed, after a warning" if end.exit_code else "ended with a warning"
+    elif has_diverged(incident) and not end.exit_code:
+        what = "came to its own end before it could be stopped"  # so the code is the command's own: nobody stopped it
     else:
         what = "failed" if end.exit_code else "ended"
     only = ", a warning" if incident.get("severity") == "warning" and what.endswith("nothing was changed") else ""
