@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import struct
 import types
 import typing
@@ -22,6 +23,7 @@ __all__ = ["MAX_FRAME_BYTES", "Decoder", "FrameError", "encode", "from_json", "t
 
 MAX_FRAME_BYTES = 1 << 20
 _LENGTH = struct.Struct("!I")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _T = TypeVar("_T")
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for union in (messages.RankMessage, messages.Order) for cls in typing.get_args(union)}
 
@@ -65,6 +67,8 @@ class Decoder:
 def _decode(body: bytes) -> messages.RankMessage | messages.Order:
     try:
         value = json.loads(body)
+        if _HALF.search(body) is not None:  # Python has such in names of files that are no UTF-8; protobuf would not carry them
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise FrameError(f"a frame is not JSON: {error}") from error
     if not isinstance(value, dict) or value.get("type") not in _TYPES:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.frames import MAX_FRAME_BYTES, Decoder, FrameError, encode, from_json, to_json
+from torch_watchdog_proto.rescue_words import Failed
 
 TEXT = st.text(max_size=20)
 NUMBER = st.one_of(st.none(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False, width=32))
@@ -103,3 +104,13 @@ def test_values_that_json_cannot_say_travel_as_words() -> None:
     violation = m.Violation(kind="k", summary="s", cause="c", fix="f", batch=m.BatchFact(key="x", value=float("nan")))
     assert to_json(violation)["batch"]["value"] == "nan"
     assert Decoder().feed(encode(m.Refused(rank=0, step=0, micro_step=0, violation=violation)))
+
+
+def test_a_text_that_is_no_utf_8_reaches_the_other_side() -> None:
+    """A file name of other bytes, in an exception's words. No protobuf message can carry such a text: the rank's line was closed for it."""
+    failed = Failed(
+        rank=0, step=1, between=False, time_ns=0, updates_applied=0, text="FileNotFoundError: 'caf\udce9.jpg'", where="caf\u00e9.py:1"
+    )
+    (arrived,) = Decoder().feed(encode(failed))
+    assert isinstance(arrived, Failed)
+    assert (arrived.text, arrived.where) == ("FileNotFoundError: 'caf?.jpg'", "caf\u00e9.py:1")

@@ -131,6 +131,33 @@ def test_whose_memory_ran_out_is_told_and_the_error_once(text: str, of_host: boo
     assert ("host" in told.cause, "look at train.py:31" in told.fix, "smaller batches" in told.fix) == (of_host, of_host, not of_host)
 
 
+SHORT = "WARNING: ran out of memory (CUDA out of memory), retrying the batch"
+KILLED = "oom-kill: the kernel has killed a process of this container for want of memory"
+
+
+@pytest.mark.parametrize(
+    ("log", "text", "signal", "kind"),
+    [
+        (SHORT, "ValueError: no image", None, "rank.exception"),
+        (SHORT, "", 9, "rank.died"),
+        (SHORT, "", 11, "rank.died"),
+        (f"{SHORT}\n{KILLED}", "", 9, "memory.oom"),
+        (KILLED, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", None, "memory.oom"),
+        ("what():  CUDA out of memory", "", 6, "memory.oom"),
+        ("CUDA out of memory", "SystemExit: 1", None, "memory.oom"),
+        (
+            "Last error: Cuda failure 2 'out of memory'",
+            "DistBackendError: NCCL error in: a.cpp:1, unhandled cuda error",
+            None,
+            "memory.oom",
+        ),
+    ],
+)
+def test_a_shortage_of_memory_that_the_script_got_over_is_not_what_it_ended_by(log: str, text: str, signal: int | None, kind: str) -> None:
+    end = RankEnd(rank=1, node="a", pid=1, step=5, text=text, raised_ns=bool(text), log=log, signal=signal, exit_code=None if signal else 1)
+    assert judge(FirstFailure(culprits=(end,), victims=(0,))).kind == kind
+
+
 def test_what_every_rank_raises_is_no_ranks_own_and_an_error_of_ours_says_what_to_do() -> None:
     both = both_raise(apart_ms=20)
     assert "each raised this by itself" in judge(both).cause and "no other rank" not in judge(both).cause
@@ -208,7 +235,7 @@ def test_an_abort_after_all_scripts_are_over_is_told_as_one_on_the_way_out() -> 
 
 
 def test_a_connection_to_ones_own_loaders_worker_is_none_to_a_peer() -> None:
-    lost = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    lost = "RuntimeError: Connection reset by peer"
     assert blames_a_peer(lost)
     assert not blames_a_peer(f"{lost}; DataLoader worker (pid 7) exited unexpectedly with exit code 0")
 
@@ -219,6 +246,26 @@ def test_a_slow_culprit_is_waited_for_while_every_word_only_blames_a_peer() -> N
     assert watch.verdict(now=12.0, all_ended=False) is not None
 
 
+SERVER_IS_GONE = [
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "OSError: ('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+    "ConnectionRefusedError: [Errno 111] Connection refused (in DataLoader worker process 0)",
+    "RuntimeError: Read error in shard-7.tar (in DataLoader worker process 1)",
+]
+
+
+@pytest.mark.parametrize("text", SERVER_IS_GONE)
+@pytest.mark.parametrize(
+    "other", ["b rank 0 step 7 raised at 10.0: RuntimeError: Connection closed by peer", "a rank 0 step 7 exited 1 at 12.0"]
+)
+def test_a_rank_whose_server_of_data_is_gone_is_no_victim(text: str, other: str) -> None:
+    """Another host's clock tells nothing, and a rank whose script catches what it met ends without a word."""
+    first = play([f"node a rank 1 step 7 raised at 11.0: {text}", f"node {other}"]).verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert [end.rank for end in first.culprits] == [1]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -226,7 +273,7 @@ def test_a_slow_culprit_is_waited_for_while_every_word_only_blames_a_peer() -> N
         "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 3.",
         "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms",
         "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
-        "BrokenPipeError: [Errno 32] Broken pipe",
+        "torch.distributed.DistNetworkError: Broken pipe",
         "torch.distributed.DistStoreError: wait timeout after 300000ms",
     ],
 )
@@ -234,7 +281,15 @@ def test_words_of_a_victim(text: str) -> None:
     assert blames_a_peer(text)
 
 
-@pytest.mark.parametrize("text", ["ValueError: no image", "CUDA error: device-side assert triggered", "KeyError: 'peer'"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: no image",
+        "CUDA error: device-side assert triggered",
+        "KeyError: 'peer'",
+        *SERVER_IS_GONE,
+    ],
+)
 def test_words_of_a_culprit(text: str) -> None:
     assert not blames_a_peer(text)
 

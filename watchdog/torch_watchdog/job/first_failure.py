@@ -39,6 +39,10 @@ _PEER_IS_GONE = re.compile(
     r"Application timeout caused pair closure|Read error|Rank \d+ successfully reached monitoredBarrier, but received errors",
     re.IGNORECASE,
 )
+# Python's own sockets, and whatever a loader's worker does: a server of data that is away. What couples ranks raises errors of torch's.
+_OF_NO_PEER = re.compile(
+    r"(Connection(Reset|Refused|Aborted)?|BrokenPipe|Timeout|OS)Error\b|.*(DataLoader worker \(pid|\(in \w+ worker process)"
+)
 _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 _OF_DEVICE = re.compile(r"Assertion `.*` failed\.|CUDA error")
 _BY_DEVICE = re.compile(r"CUDA|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|NCCL|Assertion `")
@@ -106,8 +110,8 @@ class FirstFailure:
 
 
 def blames_a_peer(text: str) -> bool:
-    """Whether these are the words of a rank that only lost its connection to another; not to a worker of its own loader."""
-    return _PEER_IS_GONE.search(text) is not None and "DataLoader worker (pid" not in text
+    """Whether these are the words of a rank that only lost its connection to another; not to a worker of its own loader, or to a server."""
+    return _PEER_IS_GONE.search(text) is not None and _OF_NO_PEER.match(text) is None
 
 
 def is_of_device(end: RankEnd) -> bool:
@@ -123,7 +127,7 @@ def died_of_the_asking(end: RankEnd) -> bool:
 def is_no_failure_of_its_own(end: RankEnd) -> bool:
     """Whether a rank may have come to this end because the launch was asked for it: by the signal, or by what that did to its workers and peers."""
     if end.text and not end.text.startswith("KeyboardInterrupt"):
-        return blames_a_peer(end.text) or "DataLoader worker" in end.text
+        return _PEER_IS_GONE.search(end.text) is not None or "DataLoader worker" in end.text
     return end.signal in (None, signals.SIGKILL, signals.SIGQUIT, *ASKED_TO_END) or blames_a_peer(end.log)
 
 

@@ -28,6 +28,9 @@ THEIRS_FOLLOW = "; what any other rank raises follows from this one"
 _MOST_BESIDES, _LONG_ERROR = 2, 200
 _HIGHEST_STATUS = 255
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
+_TELLS_LITTLE = re.compile(
+    r"SystemExit|.*(CUDA|CUBLAS|CUDNN|cuDNN|NCCL|DataLoader worker \(pid)"
+)  # of why: the rest of its words was printed
 _OUT_OF_HOST_MEMORY = re.compile(r"DefaultCPUAllocator|(?<!OutOf)MemoryError", re.IGNORECASE)
 
 
@@ -104,7 +107,7 @@ def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) 
     assertion = known.read(end.log)
     if assertion is not None:
         return _asserted(where, assertion)
-    if _OUT_OF_MEMORY.search(f"{end.text}\n{end.log}"):
+    if _OUT_OF_MEMORY.search(_on_memory(end)):
         return _out_of_memory(end, where)
     if end.signal is not None and not _had_raised(end):
         return _died(end, where, files)
@@ -226,6 +229,15 @@ def _asserted(where: str, found: Assertion) -> Verdict:
         fix=found.fix or "rerun the recorded batch on the CPU: watchdog replay",
         assertion=found.facts(),
     )
+
+
+def _on_memory(end: RankEnd) -> str:
+    """Of what the rank said and printed, what may speak of its end: a shortage that the script got over is printed, too."""
+    if end.raised_ns and end.text and _TELLS_LITTLE.match(end.text) is None:
+        return end.text
+    if end.signal not in (None, signals.SIGABRT):
+        return "\n".join([end.text, *(line for line in end.log.splitlines() if "oom-kill" in line)])
+    return f"{end.text}\n{end.log}"
 
 
 def _out_of_memory(end: RankEnd, where: str) -> Verdict:
