@@ -145,8 +145,7 @@ class Holds:
         rank.write_contract()
         if rank.scan is not None:
             rank.scan.refused(violation)
-        else:
-            self.leave_out(violation, rank.loop.step)
+        self.leave_out(violation, rank.loop.step)
         return True
 
     def _is_only_observed(self, violation: Violation) -> bool:

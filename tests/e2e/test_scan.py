@@ -99,6 +99,17 @@ def test_an_interrupted_scan_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [entry["dataset_index"] for entry in found(rest)["bad"]] == [50, 350]
 
 
+def test_a_bad_sample_in_the_very_first_step_ends_the_scan_with_the_line_that_goes_on_without_it(tmp_path: Path) -> None:
+    """No bound is known by then: the step itself has to show it."""
+    cut = scan(tmp_path, "--bad-ids", 2, 300, ranks=1, options=("--json", "--job", "first"))
+    assert cut.code == 65 and [entry["dataset_index"] for entry in found(cut)["bad"]] == [2]
+    assert "met a bad sample in a step that it learns from, which fails of it (exit code 65); go on without that sample with" in cut.err
+    line = next(line for line in cut.err.splitlines() if "--after" in line).removeprefix("[torch-watchdog] ")
+    rest = launch(tmp_path, [*watchdog(), *shlex.split(line)[1:]])
+    assert rest.code == 65 and found(rest)["finished"], rest.err
+    assert [entry["dataset_index"] for entry in found(rest)["bad"]] == [2, 300]
+
+
 def test_a_command_that_fails_before_anything_was_learned_is_shown(tmp_path: Path) -> None:
     ended = launch(tmp_path, [*watchdog("scan"), sys.executable, "-c", "raise ValueError('no such data')"])
     assert ended.code == 1

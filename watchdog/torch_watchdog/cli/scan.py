@@ -20,6 +20,7 @@ from torch_watchdog.launch.say import say
 from torch_watchdog.scan.progress import follow
 from torch_watchdog.scan.results import FOLDER, Results, read_results
 from torch_watchdog.scan.tell import COLUMNS, headline, row
+from torch_watchdog.store.run_directory import RunDirectory
 
 __all__ = ["command"]
 
@@ -30,7 +31,10 @@ LAST_LINES = 15
 @click.option("--job", metavar="NAME", help="Name of the scan (default: scan-, the script and the time).")
 @click.option("--dir", metavar="DIR", help="Run directories are DIR/NAME (default: watchdog_runs).")
 @click.option(
-    "--after", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Go on where an interrupted scan of the same command ended."
+    "--after",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Go on where an interrupted scan of the same command ended, or without the samples that ended it.",
 )
 @json_option
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="CMD...")
@@ -57,9 +61,9 @@ def command(context: click.Context, /, words: tuple[str, ...], job: str | None, 
     results = read_results(run_dir)
     _show(results, run_dir, process.returncode, goes_on=after is not None, as_json=as_json)
     if not results.finished:
-        _say_unfinished(
-            process.returncode, log, to_go_on(given_words(context), run_dir, words, as_json=as_json) if begun(results) else None
-        )
+        has_left_out = RunDirectory(run_dir).quarantine_file.exists()
+        line = to_go_on(given_words(context), run_dir, words, as_json=as_json) if begun(results) or has_left_out else None
+        _say_unfinished(process.returncode, log, line, has_begun=begun(results))
     return results.exit_code(process.returncode)
 
 
@@ -83,7 +87,11 @@ def _new_run_dir(parent: Path, name: str) -> Path:
 
 def _launch(config: LaunchConfig, run_dir: Path, after: Path | None, words: Sequence[str]) -> list[str]:
     ours = ["--policy", "skip", "--dir", str(config.directory), "--job", run_dir.name]
-    again = ["--scan-after", str((after / FOLDER).absolute())] if after is not None else []
+    again: list[str] = []
+    if after is not None:
+        again = ["--scan-after", str((after / FOLDER).absolute())]
+        left_out = RunDirectory(after).quarantine_file
+        ours += ["--quarantine", str(left_out.absolute())] if left_out.exists() else []  # each is listed, and would end this scan, too
     return [sys.executable, "-m", "torch_watchdog.cli", *ours, "run", "--scan", *again, "--", *words]
 
 
@@ -101,10 +109,11 @@ def _show(results: Results, run_dir: Path, code: int, *, goes_on: bool, as_json:
         say(headline(results, goes_on=goes_on))
 
 
-def _say_unfinished(code: int, log: Path, line: str | None) -> None:
+def _say_unfinished(code: int, log: Path, line: str | None, *, has_begun: bool) -> None:
     """`line`: what goes on from there, None where nothing had been looked at."""
     if line is not None:
-        say(f"the scan did not come to its end (exit code {code}); go on where it ended with")
+        where = "did not come to its end" if has_begun else "met a bad sample in a step that it learns from, which fails of it"
+        say(f"the scan {where} (exit code {code}); go on {'where it ended' if has_begun else 'without that sample'} with")
         say(line)
         return
     say(f"the command ended (exit code {code}) before the scan could begin; its last lines, from {log}:")
