@@ -50,6 +50,18 @@ def test_a_python_without_torch_is_a_warning_and_not_a_failure(tmp_path: Path) -
     assert checks["torch"]["state"] == "warn" and "no torch here" in checks["torch"]["text"]
 
 
+def test_the_python_that_it_runs_under_is_looked_at_and_another_one_on_path_is_told(tmp_path: Path) -> None:
+    """The environment of a person who types the path of `watchdog` is not active: what is first on PATH has none of ours."""
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho /elsewhere\n")
+    other.chmod(0o755)
+    for path, state in ((f"{tmp_path}:{os.environ['PATH']}", "warn"), (f"{BIN}:{os.environ['PATH']}", "ok"), ("/nowhere", "warn")):
+        checks = {check["name"]: check for check in json.loads(run("--json", PATH=path).stdout)["checks"]}
+        assert checks["python"]["text"].startswith(f"{sys.executable}, ") and checks["agent"]["state"] == "ok"
+        assert checks["path"]["state"] == state
+        assert path == "/nowhere" or ("another environment, /elsewhere" in checks["path"]["text"]) == (state == "warn")
+
+
 def test_the_changes_of_a_launch_are_listed() -> None:
     shown = run("--changes").stdout
     assert all(name in shown for name in ("PYTHONPATH", "TORCH_WATCHDOG_AGENT", "torch.optim.optimizer", "transformers.trainer"))

@@ -1,7 +1,7 @@
 """What works on this machine: each check looks at one thing and says ok, warn or fail, and what to do.
 
-Owns the checks. A check that cannot even look reports that as its finding. The user's Python is asked in a process of its own: this one never
-imports torch. It must not know how findings are printed.
+Owns the checks. A check that cannot even look reports that as its finding. The Python that runs this, into whose environment torch-watchdog was installed,
+is asked in a process of its own: this one never imports torch. It must not know how findings are printed.
 """
 
 from __future__ import annotations
@@ -157,18 +157,32 @@ def _stacks() -> Finding:
 
 
 def _training_python() -> Iterator[Finding]:
-    """The `python` that a launch would run: does it start our shim, and can the agent live in it?"""
-    python = shutil.which("python") or shutil.which("python3")
-    if python is None:
-        yield Finding(name="python", state="warn", text="there is no python on PATH", advice="activate the environment that trains")
-        return
-    found = _probe(python)
+    """The one that this runs under: does it start our shim, and can the agent live in it?"""
+    found = _probe(sys.executable)
     if "failure" in found:
-        yield Finding(name="python", state="fail", text=f"{python}: {found['failure']}", advice="run it by hand: it must start")
+        yield Finding(name="python", state="fail", text=f"{sys.executable}: {found['failure']}", advice="run it by hand: it must start")
         return
-    yield _shim_runs(python, found)
+    yield _shim_runs(sys.executable, found)
     yield _agent_lives(found)
     yield _torch(found)
+    yield _on_path()
+
+
+def _on_path() -> Finding:
+    """What `watchdog python train.py` would run. Environments are told apart by their prefix: a link or a shim may lie anywhere."""
+    python = shutil.which("python") or shutil.which("python3")
+    advice = f"activate the environment that trains, or name its programs by their paths, as {sys.executable}"
+    if python is None:
+        return Finding(name="path", state="warn", text="there is no python on PATH", advice=advice)
+    try:
+        asked = [python, "-c", "import sys; print(sys.prefix)"]
+        prefix = subprocess.run(asked, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(name="path", state="warn", text=f"{python}: {error}", advice=advice)
+    if prefix == sys.prefix:
+        return Finding(name="path", state="ok", text=f"{python} is of the same environment")
+    text = f"{python} is of another environment, {prefix}: `watchdog python train.py` runs that one, which is not what was looked at here"
+    return Finding(name="path", state="warn", text=text, advice=advice)
 
 
 def _probe(python: str) -> dict[str, Any]:
@@ -208,8 +222,8 @@ def _torch(found: Mapping[str, Any]) -> Finding:
 
 
 def changes() -> Changes:
-    """Raises RuntimeError where the Python on PATH cannot be asked."""
-    found = _probe(shutil.which("python") or "python3")
+    """Raises RuntimeError where the Python that this runs under cannot be asked."""
+    found = _probe(sys.executable)
     if "hooks" not in found:
         raise RuntimeError(str(found.get("failure") or found.get("hooks_error")))
     variables = {

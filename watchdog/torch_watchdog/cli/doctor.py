@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import click
 
@@ -46,7 +47,7 @@ def _show_changes(as_json: bool) -> None:
     try:
         found = changes()
     except RuntimeError as error:
-        raise click.ClickException(f"the Python on PATH cannot be asked: {error}") from error
+        raise click.ClickException(f"{sys.executable} cannot be asked: {error}") from error
     if as_json:
         print_json(dataclasses.asdict(found))
         return
