@@ -61,6 +61,14 @@ def test_a_strip_shows_each_rank_its_losses_and_its_step_time() -> None:
     assert lines[-2:] == ["X 00:00:05Z batch.index_out_of_range: rank 1, step 5", "    input_ids[2,7] is 70"]
 
 
+@pytest.mark.parametrize(("good", "mark"), [(True, "+"), (False, "!")])
+def test_a_checkpoint_that_somebody_asked_for_and_got_is_nothing_bad(good: bool, mark: str) -> None:
+    action = {"checkpoint": {"path": "checkpoints/step-5", "committed": good, "finite": True}}
+    order = INCIDENT | {"kind": "order.checkpoint", "severity": "info", "origin": {"rank": None}, "action": action}
+    lines = rendered([block(0, range(6))], (order,))
+    assert [line[0] for line in lines if "order.checkpoint" in line] == [mark]
+
+
 def test_a_step_that_no_float_holds_is_shown_too() -> None:
     assert rendered([block(0, range(6))], (INCIDENT | {"step": 2**70 + 1},))[2].startswith("rank 0  |")
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch.record import resumed_from
-from torch_watchdog.phrases import count, one_line, what_happened, who
+from torch_watchdog.phrases import count, is_good, one_line, what_happened, who
 from torch_watchdog.report.counting import told, updates_beside
 from torch_watchdog.report.steps import RankTrack
 from torch_watchdog.report.strip import MARKS, MEANINGS, cells_of, shown_range
@@ -209,10 +210,16 @@ def _findings(incidents: Sequence[Mapping[str, Any]]) -> list[Line]:
     lines: list[Line] = []
     for incident in sorted(incidents, key=lambda incident: str(incident.get("time", ""))):
         style = _SEVERITY_STYLES.get(str(incident.get("severity")), "")
-        mark = "X" if incident.get("severity") == "critical" else "!"
-        lines.append([(f"{mark} {_clock(incident)} {incident.get('kind')}: {one_line(who(incident))}", style)])
+        lines.append([(f"{_mark_of(incident)} {_clock(incident)} {incident.get('kind')}: {one_line(who(incident))}", style)])
         lines.append([(f"    {one_line(what_happened(incident))}", "")])
     return lines
+
+
+def _mark_of(incident: Mapping[str, Any]) -> str:
+    """As in the strips; what somebody asked for and got is none of their findings."""
+    if is_order(incident) and is_good((incident.get("action") or {}).get("checkpoint") or {}):
+        return "+"
+    return "X" if incident.get("severity") == "critical" else "!"
 
 
 def _clock(incident: Mapping[str, Any]) -> str:
