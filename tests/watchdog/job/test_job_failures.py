@@ -57,16 +57,19 @@ def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:
 
 
 def test_only_a_batch_that_was_kept_is_named_and_else_what_was_being_made() -> None:
-    told = []
-    for bundle, fetching in (("bundles/0-0.safetensors", ""), ("", "the batch of samples 3, 5 of the data set")):
+    told, fixes = [], []
+    for bundle, fetching in (("bundles/0-0.safetensors", ""), ("", "the batch of samples 3, 5 of the data set"), ("", "a batch")):
         run = Run(world_size=1)
         run.hello(0)
         run.say(Failed(rank=0, step=3, time_ns=1, updates_applied=3, text="ValueError: no image", bundle=bundle, fetching=fetching))
         run.report(events=(ended(0, 1, exit_code=1),))
         (incident,) = run.incidents
         told.append((incident["evidence"]["bundle"], incident["cause"].partition("raised this itself")[2]))
-    assert [bundle for bundle, _ in told] == ["bundles/0-0.safetensors", None]
-    assert [cause.partition(";")[0] for _, cause in told] == ["", " while its loader made the batch of samples 3, 5 of the data set"]
+        fixes.append(incident["fix"])
+    assert [bundle for bundle, _ in told] == ["bundles/0-0.safetensors", None, None]
+    made = " while its loader made "
+    assert [cause.partition(";")[0] for _, cause in told] == ["", f"{made}the batch of samples 3, 5 of the data set", f"{made}a batch"]
+    assert ["a run that goes on makes the same batch again" in fix for fix in fixes] == [False, True, False]
 
 
 def test_a_failure_in_the_first_step_after_a_checkpoint_names_the_updates_before_it() -> None:

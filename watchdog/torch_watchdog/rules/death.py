@@ -157,7 +157,14 @@ def _where_to_look(end: RankEnd, files: Files) -> str:
     if not end.text:
         without_a_word = "look for what ends the process without a word, as `raise SystemExit`, os._exit() or native code does"
         return f"{without_a_word}; what it printed, if anything, is in {files.log(end)}"
-    return f"read the end of {files.log(end)}"
+    return f"read the end of {files.log(end)}{_met_again(end)}"
+
+
+def _met_again(end: RankEnd) -> str:
+    """Nothing leaves these samples out: which of them raised is not known, and whether it would again only the user can tell."""
+    if "sample" not in end.fetching:  # a batch of which nothing is known may have failed on its way to a device
+        return ""
+    return "; a run that goes on makes the same batch again: unless the error was of the moment (a network, say), first mend that sample or let the data set pass over it"
 
 
 def _fetching(end: RankEnd) -> str:
