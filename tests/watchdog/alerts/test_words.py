@@ -79,6 +79,17 @@ def test_where_the_daemon_ends_with_the_job_the_alert_offers_no_command_that_nob
     assert not says_the_same(lines, lines_of(bad_batch(), world_size=WORLD, page=None, runbook=None, asked=told))
 
 
+@pytest.mark.parametrize("runbook", ["http://10.0.0.7:8123/runbooks/x", "https://wiki/x"])
+def test_links_that_end_with_the_launch_say_so_and_what_works_then(runbook: str) -> None:
+    page = "http://10.0.0.7:8123/jobs/nightly-7b/incidents/3"
+    *_, look, _, shown, helps = lines_of(
+        bad_batch(**STOPPED), world_size=WORLD, page=page, runbook=runbook, asked=("--dir", "/runs"), outlived=False
+    )
+    short_lived = " (only until its launch ends; what `look` says works then, too)"
+    assert (look, shown) == ("look: watchdog incidents nightly-7b --dir /runs", f"page: {page}{short_lived}")
+    assert helps == f"help: {runbook}{short_lived if 'wiki' not in runbook else ''}"
+
+
 def test_a_folder_in_what_to_type_is_whole_or_not_there() -> None:
     def told(folder: str) -> tuple[str, ...]:
         return lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=("--dir", folder))[-2:]

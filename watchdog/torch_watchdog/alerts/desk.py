@@ -208,7 +208,14 @@ def _alert(incident: Mapping[str, Any], job: JobFacts, known: Open | None, now: 
     page, runbook = job.page(job.job, str(incident["id"])), job.runbook(str(incident["kind"]))
     is_last = not job.outlived and (job.ended or incident["action"].get("exit_code") is not None)
     lines = lines_of(
-        incident, world_size=job.world_size, page=page, runbook=runbook, asked=job.asked, exit_codes=job.exit_codes, is_last=is_last
+        incident,
+        world_size=job.world_size,
+        page=page,
+        runbook=runbook,
+        asked=job.asked,
+        exit_codes=job.exit_codes,
+        is_last=is_last,
+        outlived=job.outlived,
     )
     if known is not None and known.was_told and says_the_same(lines, known.alert.lines):
         lines = known.alert.lines

@@ -21,6 +21,7 @@ _TYPED_CHARS = 400
 _DONE = "done: "
 _MINE = "mine: "
 _WHERE_IT_CAME = "acknowledge it where it reached you: its launch has ended, or ends now, and tells nobody more of it"
+_DIES_WITH_IT = " (only until its launch ends; what `look` says works then, too)"
 _AS_THEY_ARE: Mapping[int, int] = MappingProxyType({})
 _WHAT = {
     "batch": "bad batch",
@@ -66,10 +67,10 @@ def what(kind: str) -> str:
 
 def lines_of(
     incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, asked: Sequence[str] = (),
-    exit_codes: Mapping[int, int] = _AS_THEY_ARE, is_last: bool = False,
+    exit_codes: Mapping[int, int] = _AS_THEY_ARE, is_last: bool = False, outlived: bool = True,
 ) -> tuple[str, ...]:  # fmt: skip
     """What, where, what was done, what to type, with the option that says who is asked (`asked`); the links last. `exit_codes`: ours, as this site has them.
-    `is_last`: nobody is left who would take an acknowledgement.
+    `is_last`: nobody is left who would take an acknowledgement. `outlived`: whoever serves the page goes on when the job has ended.
     """
     reached = ranks_in_words(incident.get("ranks_affected") or (), world_size)
     found = [
@@ -82,8 +83,12 @@ def lines_of(
         f"look: {typed('incidents', str(incident['job']), asked)}",
         _MINE + (_WHERE_IT_CAME if is_last else typed("ack", "/".join((str(incident["job"]), str(incident["id"]))), asked)),
     ]
-    links = [_cut(line, _LINE_CHARS) for line in (f"page: {page}" if page else "", f"help: {runbook}" if runbook else "")]
-    return tuple(line for line in (*(_cut(line, _LINE_CHARS) for line in found), *to_type, *links) if line)
+    links = [f"page: {page}{'' if outlived else _DIES_WITH_IT}"] if page else []
+    is_ours = page is not None and runbook is not None and runbook.startswith(page.partition("/jobs/")[0])
+    links += [f"help: {runbook}{'' if outlived or not is_ours else _DIES_WITH_IT}"] if runbook else []
+    return tuple(
+        line for line in (*(_cut(line, _LINE_CHARS) for line in found), *to_type, *(_cut(link, _LINE_CHARS) for link in links)) if line
+    )
 
 
 def says_the_same(lines: Sequence[str], others: Sequence[str]) -> bool:
