@@ -125,6 +125,20 @@ def test_who_asks_for_a_stop_is_told_at_once_which_rank_is_stopped_and_what_lets
     assert running.returncode == 0 and "stopped on request" in err, err
 
 
+def test_a_keeper_that_is_stopped_is_told_once_its_rank_has_ended_with_what_lets_the_launch_end(tmp_path: Path) -> None:
+    """The launcher waits for it, and nothing had said why."""
+    process = start(tmp_path, [*WATCHDOG, "--job", "job", *TORCHRUN, SCRIPT, "--steps", "300", "--step-time-s", "0.02"])
+    until(lambda: "step 10 " in (tmp_path / "out").read_text(), "ten steps")
+    pid = eventually(lambda: (found := ask(tmp_path, "status"))["ranks"][1:] and found["ranks"][1]["pid"], "both ranks are known")
+    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(keeper, signal.SIGSTOP)
+    told = f"its keeper, pid {keeper}, is stopped (SIGSTOP); `kill -CONT {keeper}` lets it go on, `kill -9 {keeper}` ends it"
+    until(lambda: told in (tmp_path / "err").read_text(), "the stopped keeper is told")
+    os.kill(keeper, signal.SIGCONT)
+    gone = ended(process, tmp_path)
+    assert (gone.code, gone.err.count("is stopped (SIGSTOP)")) == (0, 1), gone.err
+
+
 def test_a_stop_is_taken_back_while_a_rank_has_not_answered_and_nothing_of_it_remains(tmp_path: Path) -> None:
     """One rank is in C code that holds the interpreter's lock, so that nothing can be decided yet."""
     go, steps = tmp_path / "go", ("--steps", "40")

@@ -54,6 +54,10 @@ class ProcessWatch:
         if not self._on_exit(pid, lambda: self._rank_ended(pid)):
             self._loop.call_soon(self._on_end, Ended(pid=pid))
 
+    def keeper_of(self, pid: int) -> int | None:
+        """The parent that took its place, whether or not it lives."""
+        return self._keepers.get(pid)
+
     def kill(self, pid: int) -> None:
         """Ends a watched process for sure, and no other that has its number by now."""
         descriptor = self._descriptors.get(pid)

@@ -1,4 +1,4 @@
-"""Ranks whose processes are stopped (SIGSTOP): they answer nothing, and nothing but the kernel says so.
+"""Processes of ranks, or of their keepers, that are stopped (SIGSTOP): they answer nothing, and nothing but the kernel says so.
 
 Owns how often the kernel is asked, and what it said last.
 """
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 from torch_watchdog_agent.node.processes import state_of
 
-__all__ = ["StoppedRanks"]
+__all__ = ["Stopped"]
 
 _EVERY_S = 1.0
 _STOPPED = "T"  # not `t`: a debugger stops a process for moments, and knows it
 
 
-class StoppedRanks:
-    """The processes of this node's ranks. Costs one small file of /proc a rank and second."""
+class Stopped:
+    """Those that have begun and not ended. Costs one small file of /proc a process and second."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,6 +38,8 @@ class StoppedRanks:
         self._next_s = now + _EVERY_S
         for pid, before in list(self._is_stopped.items()):
             state = state_of(pid)
-            if state is not None and (state == _STOPPED) != before:
+            if state is None:
+                self.ended(pid)
+            elif (state == _STOPPED) != before:
                 self._is_stopped[pid] = not before
                 yield pid, state

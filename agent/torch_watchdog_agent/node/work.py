@@ -25,7 +25,7 @@ from torch_watchdog_agent.node.outside import stack_of
 from torch_watchdog_agent.node.processes import Ended, ProcessWatch, is_alive, state_of
 from torch_watchdog_agent.node.relay import Relay
 from torch_watchdog_agent.node.rings import RingFolder, RingNews
-from torch_watchdog_agent.node.stopped import StoppedRanks
+from torch_watchdog_agent.node.stopped import Stopped
 from torch_watchdog_agent.node.stream import DaemonLink
 from torch_watchdog_proto.envelopes import ControlUp, RankSaid, TellRank
 from torch_watchdog_proto.fault_points import reach
@@ -58,7 +58,7 @@ class NodeWork:
         self._logs, self._oom_kills = RankLogs(config.run_dir / "logs"), OomKills()
         self._events: list[RankEvent] = []
         self._who: dict[int, tuple[int, int]] = {}  # pid -> (attempt, rank)
-        self._stopped = StoppedRanks()
+        self._stopped, self._stopped_keepers = Stopped(), Stopped()
         self._silent: set[tuple[int, int]] = set()  # (attempt, rank): asked where it is, and no answer yet
         self._looked_at: set[int] = set()  # pids, just now, for their loaders
         self._order = 0
@@ -217,6 +217,9 @@ class NodeWork:
         on_device = self._rings.updates_on_device(ended.pid)
         self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal, updates_on_device=on_device)
         self._keepers.ended(*self._who[ended.pid])
+        keeper = self._processes.keeper_of(ended.pid)
+        if keeper is not None:
+            self._stopped_keepers.begun(keeper)  # from now on the launcher waits for it
         self._wake.set()
 
     def _look_at_log(self, pid: int, *, killed: bool = False) -> None:
@@ -265,6 +268,10 @@ class NodeWork:
             self._relay.tell(tell)
         for pid, state in self._stopped.changes():
             self._add_event(pid, "state", text=state)
+        for keeper, state in self._stopped_keepers.changes():
+            if state == "T":
+                lets_go = f"`kill -CONT {keeper}` lets it go on, `kill -9 {keeper}` ends it"
+                self._say(f"the launcher waits for a rank that has ended: its keeper, pid {keeper}, is stopped (SIGSTOP); {lets_go}")
         news = self._rings.poll()
         for one in news:
             self._meet(one.header.pid, one.header.attempt, one.header.rank)

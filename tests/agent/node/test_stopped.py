@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 
-from torch_watchdog_agent.node.stopped import StoppedRanks
+from torch_watchdog_agent.node.stopped import Stopped
 
 
 def test_a_process_that_is_stopped_and_continued_is_told_once_each() -> None:
     now = 100.0
-    stopped = StoppedRanks(clock=lambda: now)
+    stopped = Stopped(clock=lambda: now)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         stopped.begun(process.pid)
         assert list(stopped.changes()) == []
