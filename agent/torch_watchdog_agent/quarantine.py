@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,13 @@ def dataset_name(dataset: Any) -> str:
 
 
 class Quarantine:
-    """The quarantined samples of a run. `file` begins with those that the launch was given; the ranks append to it."""
+    """The quarantined samples of a run. `file` begins with those that the launch was given; the ranks append to it. `say`: hears once of
+    those that are left out from a later pass on; of the others the launch has told.
+    """
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, *, say: Callable[[str], None] | None = None) -> None:
+        self._file, self._say = file, say
+        self._at_first: int | None = None  # how many there were at the begin of the first pass
         self._before: dict[str, dict[str, Any]] = {}  # of the checkpoint that was resumed from, each by its own line
         self._seen: dict[str, frozenset[int]] = {}
 
@@ -56,6 +59,14 @@ class Quarantine:
         for entry in (*self._before.values(), *_entries(self._file)):
             found.setdefault(entry["dataset"], set()).add(entry["dataset_index"])
         self._seen = {name: frozenset(indices) for name, indices in found.items()}
+        self._tell(sum(map(len, found.values())))
+
+    def _tell(self, count: int) -> None:
+        if self._at_first is None:
+            self._at_first = count
+        elif self._say is not None and count > self._at_first:
+            self._say(f"samples left out from here on: {count} ({self._file}); another of the same batch stands in for each")
+            self._say = None
 
     def add(self, violation: Violation, *, dataset: str, rank: int, step: int) -> bool:
         """Appends the sample of a violation; False where it is not known which sample it was. Raises OSError."""

@@ -109,7 +109,7 @@ class Rank:
         if importlib.util.find_spec("safetensors") is None:
             self.say("safetensors is missing in this Python: a stop will leave no checkpoint of ours (pip install safetensors)")
         self.dataset = "?"  # of the batch at hand, as `quarantine.dataset_name` calls it
-        self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME)
+        self.quarantine = Quarantine(Path(config.run_dir) / FILE_NAME, say=self.say if identity.rank == 0 else None)
         take_settings(config.bounds)
         self.scan = Scan.of(config, identity) if config.scan else None
         self._contract = ContractFile(Path(config.run_dir), rank=identity.rank, say=self.say)

@@ -22,6 +22,16 @@ def test_what_one_rank_adds_every_rank_leaves_out_from_its_next_pass(tmp_path: P
     assert there.replaced("Rows[48]", [5, 7, 9]) == [5, 9, 9]
 
 
+def test_that_others_stand_in_for_samples_from_a_later_pass_on_is_said_once(tmp_path: Path) -> None:
+    """Of those that the launch was given it has told itself."""
+    said: list[str] = []
+    quarantine = Quarantine(tmp_path / "q.jsonl", say=said.append)
+    for index in (6, 7, 8):
+        quarantine.add(violation(index), dataset="Rows[48]", rank=1, step=3)
+        quarantine.reload()
+    assert said == [f"samples left out from here on: 2 ({tmp_path / 'q.jsonl'}); another of the same batch stands in for each"]
+
+
 def test_the_same_index_of_another_data_set_stays(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "q.jsonl")
     quarantine.add(violation(1), dataset="Train[9]", rank=0, step=0)

@@ -164,7 +164,8 @@ def _met_again(end: RankEnd) -> str:
     """Nothing leaves these samples out: which of them raised is not known, and whether it would again only the user can tell."""
     if "sample" not in end.fetching:  # a batch of which nothing is known may have failed on its way to a device
         return ""
-    return "; a run that goes on makes the same batch again: unless the error was of the moment (a network, say), first mend that sample or let the data set pass over it"
+    unless = "unless the error was of the moment (a network, say)"
+    return f"; a run that goes on makes the same batch again: {unless}, first mend that sample or let the data set pass over it"
 
 
 def _fetching(end: RankEnd) -> str:
