@@ -14,10 +14,12 @@ from typing import Any
 from torch_watchdog_agent.checkpoint.foreign import Writer, on_host, own_name, standing_in
 from torch_watchdog_agent.checkpoint.part import Moment
 from torch_watchdog_agent.checkpoint.subjects import Subjects, inner_optimizer, parameters_of
+from torch_watchdog_agent.checkpoint.weights import refuse_without_weights
 from torch_watchdog_agent.living import instances
 
 FORMAT = "accelerate"
 _GENERATORS = "random_states_{}.pkl"
+_NO_WEIGHTS = ("optimizer", "scheduler", "sampler", "dl_state_dict", "scaler", "random_states", "custom_checkpoint")
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")  # in which every rank holds everything
 
 
@@ -87,9 +89,16 @@ def _save(accelerator: Any, folder: Path) -> None:
     naming = accelerator.project_configuration
     with standing_in(naming, automatic_checkpoint_naming=False, iteration=naming.iteration):
         accelerator.save_state(str(folder))
+    if accelerator.is_main_process and accelerator.distributed_type in _PLAIN:
+        hooked = bool(accelerator._save_model_state_pre_hook)  # the script's own way to save its models, under names of its own
+        refuse_without_weights(folder, accelerator._models, but=_NO_WEIGHTS, renamed=hooked)
 
 
 def _save_alone(accelerator: Any, folder: Path, moment: Moment, *, rank: int) -> None:
-    with as_main_process(), on_host(moment, (*accelerator._models, *accelerator._optimizers)):
+    begun = (
+        accelerator.step % accelerator.gradient_accumulation_steps
+    )  # batches of the step at hand, which the state does not hold: it begins anew
+    held = (*accelerator._models, *accelerator._optimizers)
+    with as_main_process(), on_host(moment, held), standing_in(accelerator, step=accelerator.step - begun):
         _save(accelerator, folder)
     own_name(folder, _GENERATORS, rank)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog_agent.checkpoint.foreign import Writer
+from torch_watchdog_agent.checkpoint.foreign import Writer, standing_in
 from torch_watchdog_agent.checkpoint.part import Alone, Moment
 from torch_watchdog_agent.living import instances
 
@@ -66,10 +67,11 @@ def writer(path: Path, moment: Moment) -> Writer | None:
     trainer = training[0]
 
     def write(folder: Path) -> None:
-        if alone is None:
-            trainer.save_checkpoint(folder / FILE, weights_only=False)
-        else:
-            _save_alone(trainer, folder, moment)
+        with _counts_right(trainer.fit_loop.epoch_loop):
+            if alone is None:
+                trainer.save_checkpoint(folder / FILE, weights_only=False)
+            else:
+                _save_alone(trainer, folder, moment)
 
     return Writer(format=FORMAT, path=path, write=write, by="Trainer.save_checkpoint")
 
@@ -79,6 +81,14 @@ def _can_be_alone(trainer: Any, alone: Alone) -> bool:
     several batches they are not."""
     holds_all = any(kind.__name__ in ("DDPStrategy", "SingleDeviceStrategy") for kind in type(trainer.strategy).__mro__)
     return holds_all and trainer.accumulate_grad_batches == 1 and trainer.global_step == count_after(alone.steps, _counts)
+
+
+def _counts_right(loop: Any) -> AbstractContextManager[None]:
+    """What loggers number their lines by: on resume Lightning counts the step, for its own saves come behind that. One in the middle of it is not done."""
+    progress = loop.batch_progress.total
+    if progress.processed == progress.ready or loop._should_accumulate():
+        return nullcontext()
+    return standing_in(loop, _batches_that_stepped=loop._batches_that_stepped - 1)
 
 
 def _save_alone(trainer: Any, folder: Path, moment: Moment) -> None:

@@ -18,11 +18,14 @@ from torch_watchdog_agent.checkpoint.by_accelerate import as_main_process
 from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.foreign import Writer, on_host, own_name, standing_in
 from torch_watchdog_agent.checkpoint.part import Alone, Moment
+from torch_watchdog_agent.checkpoint.subjects import bare_model
+from torch_watchdog_agent.checkpoint.weights import refuse_without_weights
 from torch_watchdog_agent.living import instances
 
 FORMAT = "transformers"
 STATE_FILE = "trainer_state.json"  # which it writes last
 _ARGUMENTS, _GENERATORS = "training_args.bin", "rng_state_{}.pth"
+_NO_WEIGHTS = (_ARGUMENTS, "rng_state", "optimizer", "scheduler", "scaler")
 
 _saved: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()  # by each Trainer, last
 
@@ -63,7 +66,14 @@ def _can_be_resumed(trainer: Any, path: Path) -> bool:
         state = json.loads((path / STATE_FILE).read_text())
     except (OSError, ValueError):
         return False
-    return not trainer.args.save_only_model and path.name == f"checkpoint-{state.get('global_step')}"
+    if trainer.args.save_only_model or path.name != f"checkpoint-{state.get('global_step')}":
+        return False
+    try:
+        if _holds_all(trainer):
+            _refuse_without_weights(trainer, path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _save(trainer: Any, folder: Path, moment: Moment) -> None:
@@ -73,6 +83,8 @@ def _save(trainer: Any, folder: Path, moment: Moment) -> None:
         at_iter.restore()  # whoever saves puts back those of this moment
     with _into(trainer, folder), standing_in(trainer.args, save_only_model=False):
         trainer._save_checkpoint(trainer.model, None)
+    if trainer.args.should_save and _holds_all(trainer):
+        _refuse_without_weights(trainer, folder / f"checkpoint-{trainer.state.global_step}")
 
 
 def _into(trainer: Any, folder: Path, **more: Any) -> Any:
@@ -80,12 +92,17 @@ def _into(trainer: Any, folder: Path, **more: Any) -> Any:
     return standing_in(trainer, _get_output_dir=lambda *_, **__: str(folder), _push_from_checkpoint=lambda _: None, **more)
 
 
+def _holds_all(trainer: Any) -> bool:
+    """Every rank does, so that the files hold the model as a whole."""
+    return not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
+
+
 def _can_be_alone(trainer: Any, alone: Alone) -> bool:
     """Where every rank holds everything, and the Trainer's count of its steps is one that we can tell it from: one of those that it may be in by now.
 
     It counts a step a moment after its update, and before it fetches the next batch.
     """
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+    if not _holds_all(trainer):
         return False
     counted: int = trainer.state.global_step
     return counted > 0 and (0 if alone.begun else -1) <= counted - alone.steps <= alone.begun
@@ -103,16 +120,19 @@ def _save_alone(trainer: Any, folder: Path, moment: Moment, alone: Alone, *, ran
     with as_main_process(), on_host(moment, held), _at(trainer.state, alone.steps), quiet, _into(trainer, folder, store_flos=lambda: None):
         trainer._save_checkpoint(trainer.model, None)
     inside = folder / f"checkpoint-{alone.steps}"
-    if not _weights(inside):
-        raise CheckpointError("it wrote no weights of the model")
+    _refuse_without_weights(trainer, inside)
+    if trainer.control.should_evaluate and trainer.args.metric_for_best_model:
+        moment.say(
+            f"the evaluation behind step {alone.steps} had not ended: it is not done again, and the Trainer's best score will lack it"
+        )
     own_name(inside, _GENERATORS, rank)
     if (inside / _ARGUMENTS).exists():
         torch.save(trainer.args, inside / _ARGUMENTS)
 
 
-def _weights(folder: Path) -> list[Path]:
-    """Of the model, or of its adapter, under whatever name."""
-    return [path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin") and path.name != _ARGUMENTS]
+def _refuse_without_weights(trainer: Any, folder: Path) -> None:
+    """A script may replace how its model is saved. Of a model of transformers' own, or an adapter, some names are others in its files."""
+    refuse_without_weights(folder, [trainer.model], but=_NO_WEIGHTS, renamed=hasattr(bare_model(trainer.model), "save_pretrained"))
 
 
 @contextmanager

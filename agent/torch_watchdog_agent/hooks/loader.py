@@ -16,7 +16,8 @@ from torch_watchdog_agent.hooks.tracks import track_of
 __all__ = ["patch", "patch_stateful", "resume_at"]
 
 _MARK = "_torch_watchdog_pass"
-_patched = False
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
+_patched = _stateful_patched = False
 
 
 def patch(module: ModuleType) -> None:
@@ -32,7 +33,11 @@ def patch(module: ModuleType) -> None:
 
 
 def patch_stateful(module: ModuleType) -> None:
-    """torchdata's iterators are torch's but for how they begin and how they hear from their workers."""
+    """torchdata's iterators are torch's but for how they begin and how they hear from their workers. Once."""
+    global _stateful_patched
+    if _stateful_patched:
+        return
+    _stateful_patched = True
     module.StatefulDataLoader.__iter__ = _beginning(module.StatefulDataLoader.__iter__)
     indices.hear_workers(module._StatefulMultiProcessingDataLoaderIter)
 
@@ -42,12 +47,22 @@ def resume_at(loader: Any, position: LoaderPosition, *, again: Callable[[], None
     import torch.utils.data.dataloader
 
     patch(torch.utils.data.dataloader)
+    if _STATEFUL in sys.modules:
+        patch_stateful(sys.modules[_STATEFUL])
     if "accelerate.data_loader" in sys.modules:
         from torch_watchdog_agent.hooks import accelerate
 
         accelerate.patch(sys.modules["accelerate.data_loader"])
     track = track_of(loader)
     track.resume, track.again, track.epoch = position, again, position.epoch
+    _forget_own_place(loader)
+
+
+def _forget_own_place(loader: Any) -> None:
+    """One that keeps its own state (torchdata's, in accelerate's too) may have loaded it already, and would pass over the same batches once more."""
+    stateful = getattr(loader, "base_dataloader", loader)
+    if getattr(stateful, "next_iter_state", None) is not None:
+        stateful.next_iter_state = None
 
 
 def _beginning(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -177,3 +177,20 @@ def test_how_many_steps_had_ended_before_the_windows_that_were_begun_last(gates:
     if opened:
         loop.handed_over()
     assert loop.steps_ended(back) == 100 + ended
+
+
+def test_accelerates_count_of_batches_is_that_of_the_last_whole_step(tmp_path: Path) -> None:
+    """It had begun another of two batches, which begins anew: a rank that has failed counts from 0, and all must update in the same step."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = untied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator.prepare(model, optimizer)
+    for _ in range(3):
+        with accelerator.accumulate(model):
+            pass
+    part = saved(optimizer, tmp_path / "step-1", Alone(steps=1, begun=1))
+    assert (part.format, accelerator.step) == ("accelerate", 3)
+    accelerator.load_state(str(beside(part.path, "partial")))
+    assert accelerator.step == 2

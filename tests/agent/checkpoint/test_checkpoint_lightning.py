@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from checkpoint_state import MOMENT as AT
 from torch.utils.data import DataLoader, TensorDataset
 
+from torch_watchdog_agent.checkpoint import by_lightning
 from torch_watchdog_agent.checkpoint.by_lightning import _begin_evaluations_anew
+from torch_watchdog_agent.checkpoint.part import Alone, Moment
+
+MOMENT = Moment(updates_applied=2, position=AT["position"], rng=AT["rng"], say=lambda _: None)
 
 lightning = pytest.importorskip("lightning")
 
@@ -40,3 +50,39 @@ def test_an_evaluation_that_was_under_way_begins_anew() -> None:
     _begin_evaluations_anew(loops)
     assert set(progress["current"].values()) == {0}
     assert loops["fit_loop"]["epoch_loop.batch_progress"]["current"]["completed"] == 6  # the training's own stays
+
+
+@pytest.mark.parametrize("alone", [None, Alone(steps=2, begun=1)], ids=["all", "one"])
+def test_loggers_number_the_lines_of_a_run_that_goes_on_as_those_of_one_that_was_never_stopped(alone: Alone | None, tmp_path: Path) -> None:
+    """Its checkpoint is taken in the middle of a step."""
+
+    class Net(lightning.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self, stops: bool) -> None:
+            super().__init__()
+            self.layer, self.stops, self.numbers = torch.nn.Linear(2, 1), stops, []
+
+        def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
+            self.numbers.append(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
+            if self.stops and number == 2:
+                writer = by_lightning.writer(tmp_path, replace(MOMENT, alone=alone))
+                assert writer is not None
+                writer.write(tmp_path)
+                raise ConnectionResetError
+            return self.layer(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = DataLoader(TensorDataset(torch.rand(6, 2)), batch_size=1)
+
+    def trainer() -> Any:
+        return lightning.Trainer(
+            accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+        )  # fmt: skip
+
+    with pytest.raises(ConnectionResetError):
+        trainer().fit(Net(True), data)
+    gc.collect()
+    goes_on = Net(False)
+    trainer().fit(goes_on, data, ckpt_path=tmp_path / by_lightning.FILE)
+    assert goes_on.numbers == list(range(2, 12))

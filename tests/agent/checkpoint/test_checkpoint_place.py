@@ -156,3 +156,18 @@ def test_a_model_that_no_optimizer_trains_is_said_to_be_in_no_checkpoint(tmp_pat
         RestoreError, match=r"has been taken by those before.*no optimizer trains \(an average, a teacher\) is in none of ours"
     ):
         restore(model=[model, torch.nn.Linear(2, 2)], optimizer=optimizer, loader=loader, path=path)
+
+
+def test_a_place_that_a_loader_has_loaded_by_itself_is_not_gone_beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate's `load_state()` gives torchdata's loader its own state; ours would have passed over as many batches once more."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    model, optimizer, _, path = saved(tmp_path, monkeypatch, batches=1, rng_at_iter=RANDOM)
+    loader: Any = StatefulDataLoader(TensorDataset(torch.arange(4.0)), batch_size=1)
+    begun = iter(loader)
+    next(begun)
+    state = loader.state_dict()
+    loader = StatefulDataLoader(TensorDataset(torch.arange(4.0)), batch_size=1)
+    loader.load_state_dict(state)
+    assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None
+    assert [float(batch[0]) for batch in loader] == [1, 2, 3]
