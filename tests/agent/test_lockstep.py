@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,3 +157,29 @@ def test_the_newest_call_is_told_until_c_plus_plus_has_made_another(monkeypatch:
     )
     group.number = 5
     assert collectives._made_on(group, NOTHING) == GroupCalls(group=group.group_name, made=5, times=3)
+
+
+class Monitors(Group):
+    def monitored_barrier(self) -> tuple[GroupCalls, ...]:
+        self.number += self.step
+        made = collectives._made_on(self, NOTHING)  # while it waits
+        return () if made is None else (made,)
+
+
+@pytest.mark.parametrize("numbers", [2, 4])
+def test_a_monitored_barrier_is_one_collective_and_told_by_its_name(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo counts it twice, and on rank 0 twice for each other rank: the ranks behind it were taken for ones in different collectives."""
+    for name in ("_newest", "_not_collective"):
+        monkeypatch.setattr(collectives, name, {})
+    for name in ("_times", "_by_python"):
+        monkeypatch.setattr(collectives, name, Counter())
+    monkeypatch.setattr(collectives, "made_rank", lambda: SimpleNamespace(lockstep=None))
+    group, barrier = Monitors(counts_sends=True), collectives._counted_once(Monitors.monitored_barrier)
+    group.number, group.step = 14, numbers
+    (waiting,) = barrier(group)
+    assert (waiting.made, waiting.newest, waiting.times) == (15, "monitored_barrier", 0)
+    behind = collectives._made_on(group, NOTHING)
+    assert behind is not None and (behind.made, behind.newest) == (15, "monitored_barrier")
+    group.number += 1
+    after = collectives._made_on(group, NOTHING)
+    assert after is not None and (after.made, after.newest) == (16, "")

@@ -99,7 +99,7 @@ def test_ranks_that_wait_in_different_collectives_are_told_apart(tmp_path: Path,
     run = failed(tmp_path, "--fault", fault, "--timeout", timeout_s)
     (incident,) = run.incidents
     assert (run.code, incident["kind"], incident["origin"]["rank"]) == (65, "rank.desync", 1), run.err
-    assert "it has called" in incident["summary"] and re.search(r"rank 1: barrier at \S*failing.py:\d+", incident["cause"])
+    assert "rank 1 has called" in incident["summary"] and re.search(r"rank 1: barrier at \S*failing.py:\d+", incident["cause"])
     assert saved_as_after_an_update(run, incident)
     assert (run.run_dir / "incidents" / incident["id"] / "stacks.txt").read_text()
 

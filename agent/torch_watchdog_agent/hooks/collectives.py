@@ -29,7 +29,10 @@ _NAMES = {
     "alltoall": "all_to_all", "alltoall_base": "all_to_all_single", "all_to_all_single": "all_to_all_single", "gather": "gather",
     "scatter": "scatter", "barrier": "barrier",
 }  # fmt: skip
-_OF_ANY_SIZE = frozenset({"all_to_all", "all_to_all_single", "gather", "scatter", "barrier"})  # each rank may bring its own
+_MONITORED = "monitored_barrier"  # gloo counts each of its messages: more of them on the first rank than on the others
+_OF_ANY_SIZE = frozenset(
+    {"all_to_all", "all_to_all_single", "gather", "scatter", "barrier", "monitored_barrier"}
+)  # each rank may bring its own
 _FIRST_HOLDS_IT = frozenset({"all_reduce", "broadcast", "reduce", "all_gather"})  # the others have it in their second argument
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 _BETWEEN_TWO = ("send", "recv", "recv_anysource")  # gloo numbers these, too, and only on the ranks that take part
@@ -50,6 +53,7 @@ _MAX_SHAPES = 4
 _MAX_DESCRIBED = 4096
 _described: dict[Any, Collective] = {}
 _newest: dict[str, tuple[int, Collective | None, int]] = {}  # of each group: its number, what Python called, and how often it had before
+_inside: dict[str, int] = {}  # of each group that waits in a monitored_barrier: the number behind it, were it one collective
 _times: Counter[tuple[str, int]] = Counter()  # of each group and each kind of call
 _by_python: Counter[str] = Counter()  # of each group
 _not_collective: dict[str, int] = {}  # of each group: numbers that went to calls between two ranks
@@ -63,6 +67,8 @@ def patch(module: ModuleType) -> None:
             setattr(module.ProcessGroup, method, _compared(theirs, name))
     for method in _BETWEEN_TWO:
         setattr(module.ProcessGroup, method, _set_apart(getattr(module.ProcessGroup, method)))
+    if hasattr(module.ProcessGroup, _MONITORED):
+        setattr(module.ProcessGroup, _MONITORED, _counted_once(module.ProcessGroup.monitored_barrier))
 
 
 def calls_made(flight: Flight = NOTHING) -> tuple[GroupCalls, ...]:
@@ -99,6 +105,8 @@ def _recorded(newest: Recorded | None) -> tuple[str, int]:
 
 def _number_of(group: Any) -> int | None:
     """Of its next call; None where the backend does not count."""
+    if group.group_name in _inside:
+        return _inside[group.group_name]
     try:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
@@ -127,6 +135,39 @@ def _count_apart(group: Any, before: int | None) -> None:
     after = _number_of(group)
     if before is not None and after is not None:
         _not_collective[group.group_name] = _not_collective.get(group.group_name, 0) + after - before
+
+
+def _counted_once(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _number_before(self)
+        _about_to(self, _MONITORED, ())
+        _enter(self, before)
+        try:
+            return theirs(self, *args, **kwargs)
+        finally:
+            _leave(self, before)
+
+    return call
+
+
+@guarded("collectives")
+def _enter(group: Any, before: int | None) -> None:
+    if before is not None:
+        _inside[group.group_name] = before + 1
+
+
+@guarded("collectives")
+def _leave(group: Any, before: int | None) -> None:
+    key = group.group_name
+    _inside.pop(key, None)
+    after = _number_of(group)
+    if before is None or after is None:
+        return
+    _not_collective[key] = _not_collective.get(key, 0) + after - before - 1
+    number, called, times = _newest.get(key, (-1, None, 0))
+    if number == before:
+        _newest[key] = after - 1, called, times
 
 
 def _compared(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:

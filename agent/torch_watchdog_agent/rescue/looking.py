@@ -29,6 +29,7 @@ _IN_VAIN = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 # Where a healthy rank waits for another one: in a collective, or for the result of a backward that has collectives in it.
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py", "/torch/_tensor.py")
 _CLEARANCE = "/torch_watchdog_agent/clearance.py"  # on a GPU Python waits there, and not in the collective, for a neighbour's batch
+_CALLING = "/torch_watchdog_agent/hooks/collectives.py"  # hands a call on to the group, which may wait before it returns, as in a monitored_barrier
 _RESCUER, _OURS_DEEP = "/torch_watchdog_agent/rescue/rescuer.py", 6
 _OURS, _HOOKS = "/torch_watchdog_agent/", "/torch_watchdog_agent/hooks/"
 _NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/", _OURS)
@@ -90,6 +91,7 @@ def looked_at() -> tuple[bool, str, str]:
 def is_waiting(files: Sequence[str]) -> bool:
     """By the files of a stack's frames, innermost last. A function of ours that only hands on to torch's own stands between torch's frames."""
     files = [name for name in files if name != "<string>"]
+    files = files[:-1] if files and files[-1].endswith(_CALLING) else files
     if not files:
         return False
     # One that has failed itself waits for our word: where it was is what it has told, and no place of its own.

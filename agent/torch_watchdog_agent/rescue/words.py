@@ -98,8 +98,15 @@ def _behind(error: BaseException) -> BaseException | None:
 def _line(error: BaseException) -> str:
     lines = text_of(error).strip().splitlines()
     if lines and (caught := _IN_WORKER.match(lines[0])) is not None:
-        return f"{lines[-1].strip() if len(lines) > 1 else type(error).__name__} (in {caught['worker']})"[:MAX_TEXT]
+        return f"{_first_of_its_own(lines) or type(error).__name__} (in {caught['worker']})"[:MAX_TEXT]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:MAX_TEXT].rstrip(": ")
+
+
+def _first_of_its_own(lines: Sequence[str]) -> str:
+    """Of a text that ends with a traceback: the line behind its last frame, with which the exception's own words begin. They may have lines of their own."""
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    own = (line.strip() for line in lines[frames[-1] + 1 if frames else 1 :] if not line.startswith(" "))
+    return next(own, lines[-1].strip() if len(lines) > 1 else "")
 
 
 def _where(error: BaseException) -> str:

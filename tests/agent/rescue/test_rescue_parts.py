@@ -74,7 +74,7 @@ def in_a_worker() -> None:
     from torch._utils import ExceptionWrapper
 
     try:
-        raise ValueError("sample 7 is no image")
+        raise ValueError("sample 7 is no image\nfile: shard-3.tar\n  offset: 12")
     except ValueError:
         handed_on = ExceptionWrapper(where="in DataLoader worker process 0")
     handed_on.reraise()
@@ -282,6 +282,8 @@ TORCH, OURS, OWN = "/site-packages/torch", "/site-packages/torch_watchdog_agent"
     [
         ([OWN, f"{TORCH}/_tensor.py", f"{OURS}/hooks/loss.py", f"{TORCH}/autograd/__init__.py", f"{TORCH}/autograd/graph.py"], True),
         ([OWN, f"{OURS}/hooks/collectives.py", f"{TORCH}/distributed/c10d_logger.py", f"{TORCH}/distributed/distributed_c10d.py"], True),
+        ([OWN, f"{TORCH}/distributed/distributed_c10d.py", f"{OURS}/hooks/collectives.py"], True),  # a monitored_barrier
+        ([OWN, f"{OURS}/checkpoint/peers.py", f"{TORCH}/distributed/distributed_c10d.py", f"{OURS}/hooks/collectives.py"], False),
         ([OWN, f"{TORCH}/nn/modules/module.py", f"{TORCH}/nn/parallel/distributed.py"], True),
         ([OWN, f"{OURS}/hooks/passes.py", f"{OURS}/rank.py", f"{OURS}/clearance.py"], True),
         ([OWN, f"{TORCH}/autograd/graph.py", f"{TORCH}/autograd/function.py", OWN, OWN, OWN], False),  # a backward of the script's own

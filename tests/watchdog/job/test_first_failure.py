@@ -367,7 +367,7 @@ def looks(*, waits: bool, made: int = 9) -> Looked:
 @pytest.mark.parametrize(
     ("more", "kind", "words"),
     [
-        ({"looked": looks(waits=True, made=8)}, "rank.desync", "it has called 8 collectives, rank 0 9"),
+        ({"looked": looks(waits=True, made=8)}, "rank.desync", "rank 1 has called 8 collectives, rank 0 9"),
         ({"looked": looks(waits=False)}, "rank.hang", 'it is not in a collective, but in File "/x/train.py", line 70'),
         ({"state": "T"}, "rank.hang", "SIGSTOP"),
         ({}, "rank.hang", "it does not answer"),
@@ -448,3 +448,42 @@ def test_a_rank_that_holds_the_others_up_is_the_culprit_though_one_that_saw_a_co
     first = watch.verdict(now=20.0, all_ended=False)
     assert first is not None
     assert ([end.rank for end in first.culprits], first.victims, judge(first).kind) == ([1], (0, 2), "rank.hang")
+
+
+SIZES = "what():  [enforce fail at gloo/pair.cc:456] op.preamble.length <= op.nbytes. 400000 vs 4560. Received data size doesn't match expected size"
+STRAY, USUAL = ("all_reduce of (100000,) float32", 0), ("all_reduce of (1140,) float32 (called by C++, as a backward's are)", 14)
+
+
+@pytest.mark.parametrize(
+    ("newest", "node", "culprit", "words"),
+    [
+        (STRAY, "a", 1, "rank 1, in step 9: it is in a collective that it had never called before"),
+        (USUAL, "a", 0, "rank 0, in step 9: gloo met data of another size"),
+        (STRAY, "b", 0, "rank 0, in step 9: gloo met data of another size"),  # two calls of Python's on two nodes nobody compares
+    ],
+)
+def test_a_process_that_gloo_ends_over_a_size_need_not_be_the_one_in_the_wrong_call(
+    newest: tuple[str, int], node: str, culprit: int, words: str
+) -> None:
+    watch = play(["node a rank 0 step 9 exited -6 at 9.9", f"node a rank 0 printed: {SIZES}"])
+    calls = (GroupCalls(group="0", made=15, newest=newest[0], alike=7, times=newest[1]), GroupCalls(group="1", made=1, newest="barrier"))
+    word = Failed(rank=1, step=9, updates_applied=9, time_ns=10_000_000_000, text=CLOSED, where="train.py:7", calls=calls)
+    watch.raised(word, node=node, pid=101, now=5.0)
+    first = watch.verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims) == ([culprit], (1 - culprit,))
+    verdict = judge(first)
+    assert (verdict.kind, verdict.summary[: len(words)]) == ("rank.desync", words)
+    assert f"rank 1: {newest[0]} at train.py:7, in step 9" in verdict.cause
+
+
+def test_ranks_that_were_found_waiting_for_each_other_are_told_together_whoever_is_freed_first() -> None:
+    watch = FailureWatch()
+    why = "the ranks wait for each other: they use two process groups in different order; rank 0: all_reduce"
+    for rank, raised_ns in ((0, 2_000_000_000), (1, 1_000_000_000)):
+        watch.hung(rank, node="a", pid=100 + rank, step=9, why=why, now=1.0, desync=True)
+        watch.raised(Failed(rank=rank, step=9, updates_applied=9, time_ns=raised_ns, text=CLOSED), node="a", pid=100 + rank, now=2.0)
+    first = watch.verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims) == ([0, 1], ())
+    assert judge(first).summary.startswith("ranks 0 and 1 (nothing tells which was first), in step 9: the ranks wait for each other")

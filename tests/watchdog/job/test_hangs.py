@@ -257,7 +257,7 @@ def test_ranks_that_all_wait_in_different_collectives_are_told_at_once_and_sure_
     second = ask(run, made={0: 23, 1: 22, 2: 23})
     assert second is not None
     assert (second.ranks, second.waiting, second.sure, second.desync) == ((1,), (0, 2), True, True)
-    assert "it has called 22 collectives, rank 0 23" in second.why and "t.py:7" in second.why
+    assert "rank 1 has called 22 collectives, rank 0 23" in second.why and "t.py:7" in second.why
 
 
 def test_after_the_network_was_away_one_rank_may_be_a_collective_ahead_while_the_last_bytes_are_sent_again() -> None:

@@ -26,7 +26,7 @@ def found(*places: Place) -> Split:
 def test_who_has_called_fewer_keeps_the_others_waiting() -> None:
     verdict = found(at(0, world=9), at(1, world=8, newest=BARRIER), at(2, world=9))
     assert verdict.ranks == (1,)
-    assert "it has called 8 collectives, rank 0 9" in verdict.why
+    assert "rank 1 has called 8 collectives, rank 0 9" in verdict.why
     assert "rank 1: barrier at train.py:1" in verdict.why
 
 

@@ -164,7 +164,22 @@ class FailureWatch:
             return None
         self._judged = len(failed)
         finished = [end for end in self._ends.values() if end.finished]
-        return first_failure([*failed, *finished], skipped, self._late())
+        first = first_failure([*failed, *finished], skipped, self._late())
+        return None if first is None else self._by_sizes(first)
+
+    def _by_sizes(self, first: FirstFailure) -> FirstFailure:
+        """Where gloo ended a process over what another had sent: that one failed first where its call is one that it had never made before. Two calls of
+        Python's on one node are compared before they are made; of another node nobody knows which call the dead rank was in."""
+        if not all(end.got_another_size for end in first.culprits):
+            return first
+        others = [self._places[rank] for rank in first.victims if rank in self._places]
+        near = {end.rank for end in self._ends.values() if end.node in {dead.node for dead in first.culprits}}
+        stray = {place.rank for place in others if place.is_stray and place.rank in near}
+        culprits = tuple(self._told(end) for end in self._ends.values() if end.rank in stray) or first.culprits
+        named = {end.rank for end in culprits}
+        victims = tuple(sorted({end.rank for end in first.culprits}.union(first.victims) - named))
+        words = "; ".join(place.words for place in others if not stray or place.rank in stray)
+        return replace(first, culprits=culprits, victims=victims, sizes=words, stray=bool(stray))
 
     def _late(self) -> list[RankEnd]:
         """Those that the rank which gave a collective up had waited for, by where they were then."""

@@ -50,6 +50,8 @@ _BY_DEVICE = re.compile(r"CUDA|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|NCCL|Asser
 _TORN_DOWN = frozenset({"terminate called without an active exception"})
 ASKED_TO_END = frozenset({signals.SIGTERM, signals.SIGINT, signals.SIGHUP})
 ASKED_FOR_S = 60.0  # an end so soon after the launch was asked for it is of that: launchers wait half of it before they kill
+# gloo's end of a process whose collective is not the one that another rank has called.
+_OTHER_SIZE = re.compile(r"Received data size doesn't match expected size|op\.preamble\.length <= op\.nbytes")
 _SAME_MOMENT_NS = 1_000_000
 SAME_FAILURE_NS = 50_000_000  # an exception is noticed once it has left the training, on a busy machine so much later than it was raised
 
@@ -91,6 +93,11 @@ class RankEnd:
         return self.on_device is not None and self.signal is not None and not self.raised_ns and bool(_OF_DEVICE.search(self.log))
 
     @property
+    def got_another_size(self) -> bool:
+        """Whether gloo ended the process over what another rank had sent, which need not be the one in the wrong call."""
+        return self.signal == signals.SIGABRT and not self.text and _OTHER_SIZE.search(self.log) is not None
+
+    @property
     def torn_down(self) -> bool:
         """Whether native code ended the process after its script was over, with no other word of why."""
         by_signal = self.signal is not None and self.signal not in ASKED_TO_END
@@ -100,13 +107,16 @@ class RankEnd:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
     """`culprits` has two ranks or more only where nothing tells which of them was first. `desync`: it ended well, with steps left to the others;
-    `skipped`: it left out a batch on its own, in the step that is named. `besides`: of the victims, those that raised something of their own later."""
+    `skipped`: it left out a batch on its own, in the step that is named. `besides`: of the victims, those that raised something of their own later.
+    `sizes`: gloo ended a process over the size of what it got; the others' calls then, in words. `stray`: the culprits' were their first such."""
 
     culprits: tuple[RankEnd, ...]
     victims: tuple[int, ...]
     desync: bool = False
     skipped: bool = False
     besides: tuple[RankEnd, ...] = ()
+    sizes: str | None = None
+    stray: bool = False
 
 
 def blames_a_peer(text: str) -> bool:
@@ -219,6 +229,8 @@ def _earliest(ends: Sequence[RankEnd]) -> list[RankEnd]:
 
 
 def _is_before(one: RankEnd, other: RankEnd) -> bool:
+    if one.hung and other.hung:
+        return False  # they were found together, and what they raised comes of their being freed
     if one.node != other.node:
         # Clocks of two hosts are not compared. Who was in an earlier step had not done its part of the later one.
         return one.step is not None and other.step is not None and one.step < other.step

@@ -33,6 +33,21 @@ class Place:
     def of(cls, said: Looked | Failed) -> Place:
         return cls(rank=said.rank, step=said.step, between=said.between, where=said.where, calls=said.calls)
 
+    @property
+    def main(self) -> GroupCalls | None:
+        """On the group that it has called most of."""
+        return max(self.calls, key=lambda one: one.made, default=None)
+
+    @property
+    def is_stray(self) -> bool:
+        """Whether it is in a collective that Python called, and that this rank had never called before, in a loop that calls others."""
+        return self.main is not None and bool(self.main.newest) and self.main.times == 0 and self.main.made > 1
+
+    @property
+    def words(self) -> str:
+        """`rank 1: all_reduce of (7,) float32 at train.py:31, in step 9`."""
+        return f"rank {self.rank}: {'a collective' if self.main is None else _call(self.main)}{_at(self)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
@@ -88,7 +103,7 @@ def _behind(groups: Mapping[str, Mapping[int, GroupCalls]], places: Mapping[int,
     in_circle = not behind.keys() - ahead
     how = "the ranks wait for each other: they use two process groups in different order" if in_circle else "it is behind the others"
     mine, theirs = calls[first[0]].made, calls[farthest].made
-    counts = f"of process group {behind[first[0]]} it has called {mine} collectives, rank {farthest} {theirs}"
+    counts = f"of process group {behind[first[0]]} rank {first[0]} has called {mine} collectives, rank {farthest} {theirs}"
     return Split(ranks=tuple(first), why=f"{how}: {counts}; {_both(places[first[0]], places[farthest], calls)}")
 
 

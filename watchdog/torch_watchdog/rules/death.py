@@ -96,6 +96,8 @@ def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) 
         return _desync(first, where)
     if end.desync:
         return _in_another(first, where, files)
+    if first.sizes is not None:
+        return _of_other_sizes(first, where)
     if end.hung:
         return Verdict(
             kind="rank.hang", severity="critical", summary=f"{where}: {end.hung}",
@@ -225,6 +227,24 @@ def _in_another(first: FirstFailure, where: str, files: Files) -> Verdict:
         cause=f"every rank waited, and not in the same collective{places and ': '}{places}",
         fix=f"let every rank call the same collectives in the same order and equally often: look at both places ({files.stacks}) for a branch, a loop of "
         "another length, or an early way out that only some ranks take",
+    )
+
+
+def _of_other_sizes(first: FirstFailure, where: str) -> Verdict:
+    met = "gloo met data of another size than the collective takes that it came for, which ends a process (SIGABRT)"
+    calls = f": {first.sizes}" if first.sizes else ""
+    cause = (
+        f"{met}{calls}" if first.stray else f"the ranks were in different collectives, and nothing tells whose call is the wrong one{calls}"
+    )
+    return Verdict(
+        kind="rank.desync",
+        severity="critical",
+        summary=f"{where}: it is in a collective that it had never called before, and the others are in another"
+        if first.stray
+        else f"{where}: {met}",
+        cause=cause,
+        fix="let every rank call the same collectives in the same order, with tensors of one shape and dtype: look for a branch, or a tensor of another "
+        "length, that only some ranks have",
     )
 
 
