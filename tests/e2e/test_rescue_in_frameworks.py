@@ -7,11 +7,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
-from launching import Ended, launch, script, torchrun, watchdog
+from launching import SCRIPTS, Ended, launch, script, torchrun, watchdog
 
+from torch_watchdog_agent.checkpoint import restore
 from torch_watchdog_agent.checkpoint.manifest import verify
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -122,6 +124,39 @@ def test_the_line_that_is_printed_resumes_an_accelerate_loop_that_calls_restore(
     assert resumed.code == 0, resumed.err
     assert losses(resumed) == losses(whole_accelerate)
     assert digests(killed_accelerate.folder / "digests") == digests(whole_accelerate.folder / "digests")
+
+
+@pytest.mark.parametrize(("who", "form"), [("main", "accelerate"), pytest.param("rank 0", "dcp", marks=pytest.mark.slow)])
+def test_a_model_that_a_hook_of_the_scripts_saves_is_there_whoever_runs_it_and_else_torchs_form_is(
+    who: str, form: str, whole_accelerate: Ended, tmp_path: Path
+) -> None:
+    """Rank 0 is gone. A hook that asks torch who it is writes nothing on another rank."""
+    run = killed(tmp_path, "train_accelerate.py", "--hooks", who, "--restore", "", "--out", "digests", dies=0)
+    path = saved_by(run, form=form, rank=1)
+    assert (path / "mine.pt").exists() is (who == "main")
+    assert ("it wrote no weights of table.weight, head.weight and 1 more" in run.err) is (who != "main")
+    resumed = typed(run)
+    assert resumed.code == 0, resumed.err
+    assert losses(resumed) == losses(whole_accelerate)
+    assert digests(tmp_path / "digests") == digests(whole_accelerate.folder / "digests")
+
+
+def test_lightning_in_the_middle_of_an_accumulated_step_is_saved_as_torch_does(tmp_path: Path) -> None:
+    """Its own counts are of that moment; the state is that of the last update, and the script is told what it needs."""
+    run = killed(tmp_path, "train_lightning.py", "--accumulate", 2, "--epochs", 4)
+    if ON_GPU:
+        return
+    path = saved_by(run, form="dcp")
+    assert "torch_watchdog_agent.restore(" in printed(run, "call")
+    sys.path.append(str(SCRIPTS))
+    import train_lightning
+
+    net = train_lightning.Net(None)
+    made = net.configure_optimizers()
+    optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    resumed = restore(model=net, optimizer=optimizer, scheduler=scheduler, path=path)
+    assert (resumed.step, scheduler.last_epoch) == (DIES_AT, DIES_AT)
+    assert run.lines(rf"rank 0 after step {DIES_AT - 1} ")[-1].endswith(train_lightning.digest_of(net, [optimizer]))
 
 
 @pytest.mark.parametrize(

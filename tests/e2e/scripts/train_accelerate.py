@@ -64,6 +64,21 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return sha.hexdigest()
 
 
+def save_by_hooks(accelerator: Accelerator, who: str) -> None:
+    """The script's own way to save its model: by whom accelerate calls the main process, or by whom torch calls rank 0."""
+
+    def save(models: list[nn.Module], weights: list[dict], folder: str) -> None:
+        if accelerator.is_main_process if who == "main" else torch.distributed.get_rank() == 0:
+            torch.save(accelerator.unwrap_model(models[0]).state_dict(), Path(folder) / "mine.pt")
+        weights.clear()
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        accelerator.unwrap_model(models.pop()).load_state_dict(torch.load(Path(folder) / "mine.pt", weights_only=True))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int)
@@ -76,6 +91,7 @@ def main() -> None:
     parser.add_argument("--load-state")
     parser.add_argument("--bare", action="store_true", help="nothing but accelerate's load_state: the epoch begins anew")
     parser.add_argument("--restore", help="a checkpoint; empty: the one that the launch was given")
+    parser.add_argument("--hooks", choices=("main", "rank 0"))
     parser.add_argument("--out")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -87,6 +103,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     loader = DataLoader(Rows(args.rows, args.bad), batch_size=4, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    if args.hooks:
+        save_by_hooks(accelerator, args.hooks)
     first_epoch, step = 0, 0
     if args.bare:
         accelerator.load_state(args.load_state)

@@ -84,9 +84,13 @@ class Net(lightning.LightningModule):
     def digest(self) -> str:
         """Of the parameters and of what their next update depends on; not of the scheduler's, which has moved on where we look."""
         optimizers = self.optimizers() if isinstance(self.optimizers(), list) else [self.optimizers()]
-        states = [optimizer.optimizer.state_dict()["state"] for optimizer in optimizers]
-        state = [value for of_one in states for held in of_one.values() for _, value in sorted(held.items())]
-        return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in [*self.parameters(), *state])).hexdigest()
+        return digest_of(self, [optimizer.optimizer for optimizer in optimizers])
+
+
+def digest_of(module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> str:
+    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    state = [value for of_one in states for held in of_one.values() for _, value in sorted(held.items())]
+    return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in [*module.parameters(), *state])).hexdigest()
 
 
 class ByHand(Net):
@@ -134,6 +138,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--by-hand", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--ckpt")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -141,6 +146,7 @@ def main() -> None:
     trainer = lightning.Trainer(
         accelerator="gpu" if ON_GPU else "cpu", devices=int(os.environ.get("WORLD_SIZE", "2")), strategy="ddp", max_epochs=args.epochs,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accumulate_grad_batches=args.accumulate,
     )  # fmt: skip
     loader = DataLoader(Rows(48, args.bad), batch_size=4, shuffle=True, collate_fn=Collate(args.instead))
     if args.handler:
