@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport, Order, Policy, RankMessage
 
 ShownPhase: TypeAlias = Literal["start", "train", "eval", "saving", "end", "stopped", "asked"]
+ShownPolicy: TypeAlias = Literal["stop", "skip", "observe", "scan"]  # the last: it has only looked at its data
 OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preemption", "order.cancel"]
 ORDER_KINDS: tuple[OrderKind, ...] = get_args(OrderKind)
 
@@ -147,7 +148,7 @@ class JobStatus:
 
     job: str
     state: Literal["running", "stopping", "ended", "unknown"]
-    policy: Policy
+    policy: ShownPolicy
     attempt: int
     world_size: int
     run_dir: str

@@ -176,3 +176,26 @@ def test_what_no_daemon_writes_neither_holds_the_list_up_nor_takes_the_others_of
     (tmp_path / os.fsdecode(b"\xff") / "events.jsonl").write_text(good)
     found, older = past_jobs(tmp_path, but=(), now_s=time.time() + 1000, known={})
     assert ([status.job for status in found if status.job not in odd.keys() - {"good"}], older) == (["good"], 0)
+
+
+def test_a_scan_is_shown_as_what_it_found_and_not_as_the_launch_beneath_it(later: Fleet) -> None:
+    root = later.runs / "job"
+    (root / "job.json").write_text(json.dumps(RECORD | {"policy": "skip", "exit_code": 0, "exit_reason": "finished"}))
+    state = {"rank": 0, "world_size": 1, "batches": 9, "samples": 36, "total_batches": 9, "unconfirmed": 0, "driving": True, "seconds": 1.0}
+    (root / "scan").mkdir()
+    (root / "scan" / "rank-0.json").write_text(json.dumps(state | {"finished": True}))
+    bad = {"rank": 0, "batch": 3, "dataset_index": 17, "key": "labels", "element": [2], "value": 9, "low": 0, "high": 3, "op": "embedding"}
+    (root / "scan" / "rank-0.jsonl").write_text("".join(json.dumps(bad | {"dataset_index": index}) + "\n" for index in (17, 18)))
+    incident = root / "incidents" / "1" / "incident.json"
+    found = json.loads(incident.read_text())
+    incident.write_text(json.dumps(found | {"action": found["action"] | {"policy": "skip"}}))
+    listed = later.get("api/v1/jobs").json()["jobs"]
+    assert [(job["policy"], job["incidents"], job["exit_code"]) for job in (*listed, later.get("api/v1/jobs/job").json())] == [
+        ("scan", 2, 65)
+    ] * 2
+    page = later.get("jobs/job").text
+    assert "ended, exit code 65" in page and "2 samples would fail" in page and "labels[2] = 9" in page
+    assert "policy skip" not in page and "exit code 0" not in page and "finished" not in page
+    assert "watchdog scan" in (of_it := later.get("jobs/job/incidents/1").text) and "policy skip" not in of_it
+    with DaemonClient(later.socket) as client:
+        assert (client.jobs()[0].policy, client.jobs()[0].exit_code) == ("scan", 65)

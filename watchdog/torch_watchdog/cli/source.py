@@ -24,6 +24,7 @@ from torch_watchdog.launch.survivors import Survivors, survivors
 from torch_watchdog.report.history import JobHistory, history_of
 from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.steps import RankTrack, tracks
+from torch_watchdog.scan.record import incidents_told, record_told
 from torch_watchdog.scan.results import is_scan, read_results
 from torch_watchdog.scan.tell import headline
 from torch_watchdog.store.read import holds_steps, read_blocks, read_contract, read_events, read_incidents, read_job, read_reports
@@ -63,12 +64,7 @@ class DiskJob:
         return self.directory.root.name
 
     def record(self) -> Mapping[str, Any]:
-        root = self.directory.root
-        record = read_job(root)
-        if not is_scan(root) or record.get("exit_code") is None:
-            return record
-        results = read_results(root)
-        return {**record, "exit_code": results.exit_code(record["exit_code"]), "exit_reason": headline(results)}
+        return record_told(self.directory.root, read_job(self.directory.root))
 
     def status(self) -> JobStatus:
         live = self._live_status()
@@ -89,7 +85,7 @@ class DiskJob:
             return None
 
     def incidents(self) -> Sequence[Mapping[str, Any]]:
-        return read_incidents(self.directory.root)
+        return incidents_told(self.directory.root, read_incidents(self.directory.root))
 
     def blocks(self, rank: int | None) -> Sequence[StepBlock]:
         return tuple(read_blocks(self.directory.root, rank))
@@ -121,8 +117,6 @@ class DiskJob:
 
     def last_words(self, *, elsewhere: bool = False) -> Sequence[str]:
         record = self.record()
-        if is_scan(self.directory.root):
-            return () if record.get("exit_code") is None else (str(record["exit_reason"]),)
         left = self._left(record)
         is_dead = left is not None and left.state != "running"
         return last_words(self.directory, record, self.incidents(), here="" if elsewhere else here(), is_dead=is_dead)

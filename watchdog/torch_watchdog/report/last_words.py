@@ -24,6 +24,8 @@ def last_words(
     """With the line that resumes it from the folder `here`, from anywhere where that is empty. Nothing where the launch has not ended, or `record`, its
     job.json, lies on another machine and is empty. `is_dead`: the launch was killed before it could write how it ended.
     """
+    if record.get("policy") == "scan":  # as scan/record.py tells it: what the launch beneath it has to say is not what the scan found
+        return [] if record.get("exit_code") is None else [str(record["exit_reason"])]
     root, quarantine = directory.root, str(directory.quarantine_file) if directory.quarantine_file.exists() else None
     end = end_of(record, root, here=here, quarantine=quarantine)
     if end is None and not is_dead:

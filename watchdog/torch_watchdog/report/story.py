@@ -24,6 +24,7 @@ _DONE = {
     "stop": "stops the job at a bad batch (policy stop)",
     "skip": "leaves a bad batch out and goes on (policy skip)",
     "observe": "changes nothing, tells what it sees (policy observe)",
+    "scan": "lists a bad sample, and leaves the step out (watchdog scan)",
     "rescue": "freed the ranks that had not failed, and asked them for what they held",
     "none": "",
 }

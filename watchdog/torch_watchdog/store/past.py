@@ -17,6 +17,8 @@ from torch_watchdog.errors import WatchdogError
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.launch.survivors import Survivors, UnansweredStatus, survivors
+from torch_watchdog.scan.record import incidents_told, record_told
+from torch_watchdog.scan.results import is_scan, read_results
 from torch_watchdog.store.read import epoch_s, read_events, read_incidents, read_job, read_newest_blocks
 from torch_watchdog.store.run_directory import FileVersion, RunDirectory, file_version
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
@@ -34,7 +36,7 @@ _MAX_EVENTS_BYTES = 16 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastJob:
     """`record` is its launch's job.json where that lies here, else empty; `run_dir` is here, that of `status` is the launch's own. `left`: what lives on of
-    a launch whose record tells no end.
+    a launch whose record tells no end. `bad_samples` that a scan has found, None where it is none.
     """
 
     run_dir: Path
@@ -42,6 +44,7 @@ class PastJob:
     incidents: Sequence[Mapping[str, Any]]
     record: Mapping[str, Any]
     left: Survivors | None = None
+    bad_samples: Sequence[Mapping[str, Any]] | None = None
 
 
 def past_jobs(runs_dir: Path, *, but: Collection[str], now_s: float, known: Known) -> tuple[list[JobStatus], int]:
@@ -116,7 +119,7 @@ def _version(root: Path) -> _Version:
 
 def _ended(root: Path, now_s: float) -> PastJob | None:
     try:
-        record = read_job(root)
+        record = record_told(root, read_job(root))
     except WatchdogError:
         record = {}  # of a launch on another machine
     file = RunDirectory(root).events_file
@@ -128,9 +131,12 @@ def _ended(root: Path, now_s: float) -> PastJob | None:
     left = any(event.get("kind") == "node.left" for event in events)
     if not record.get("ended") and not left and now_s - changed_s < _AT_REST_S:
         return None
-    incidents = read_incidents(root)
+    incidents, bad = incidents_told(root, read_incidents(root)), read_results(root).bad if is_scan(root) else None
     silent = survivors(record) if record and record.get("exit_code") is None and not left else None
-    return PastJob(run_dir=root, record=record, incidents=incidents, status=status_of(root, record, events, incidents, silent), left=silent)
+    status = status_of(root, record, events, incidents, silent)
+    if bad is not None:
+        status = replace(status, incidents=len(bad))  # as `watchdog jobs` counts them
+    return PastJob(run_dir=root, record=record, incidents=incidents, status=status, left=silent, bad_samples=bad)
 
 
 def status_of(

@@ -11,6 +11,7 @@ from torch_watchdog.launch.record import resumed_from
 from torch_watchdog.phrases import steps_told
 from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.story import clock
+from torch_watchdog.scan.tell import COLUMNS, row
 from torch_watchdog.store.past import PastJob
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.web.pages.shown import render
@@ -18,6 +19,7 @@ from torch_watchdog.web.pages.shown import render
 __all__ = ["page"]
 
 _SHOWN_RANKS = 256
+_SHOWN_SAMPLES = 50
 
 
 async def page(request: Request, job: PastJob) -> Response:
@@ -39,5 +41,6 @@ async def page(request: Request, job: PastJob) -> Response:
     return render(
         request, "past.html", job=job.status.job, facts={name: value for name, value in facts.items() if value not in (None, "")},
         incidents=list(job.incidents)[::-1][:50], ranks=ranks[:_SHOWN_RANKS], more_ranks=max(0, len(ranks) - _SHOWN_RANKS), words=words,
+        bad=None if job.bad_samples is None else [row(sample) for sample in job.bad_samples[:_SHOWN_SAMPLES]], columns=COLUMNS,
         has_ended=left is None or left.has_ended,
     )  # fmt: skip
