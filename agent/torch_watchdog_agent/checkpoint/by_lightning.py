@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.foreign import Writer, standing_in
 from torch_watchdog_agent.checkpoint.part import Alone, Moment
 from torch_watchdog_agent.living import instances
@@ -19,6 +20,8 @@ FILE = "lightning.ckpt"
 _fitting: weakref.ref[Any] | None = None  # the Trainer that has begun to fit last
 # Of the newest steps at whose ends it asked for a batch: how many had ended, and its own count then.
 _counts: deque[tuple[int, int]] = deque(maxlen=3)
+_uncounted = 0  # batches that were done and that it had not counted as steps when it asked last: one more in the evaluation that comes behind a batch
+_is_told = False  # its callbacks, of the end of an evaluation since then
 
 
 def fits(trainer: Any) -> None:
@@ -28,14 +31,28 @@ def fits(trainer: Any) -> None:
     _counts.clear()
 
 
-def asks_for_batch(steps: int) -> None:
-    """So many steps have ended, and nothing of another is half done."""
+def asks_for_batch(steps: int, fetcher: Any) -> None:
+    """So many steps have ended, and nothing of another is half done. `fetcher`: an evaluation has one of its own."""
+    global _uncounted, _is_told
     trainer = None if _fitting is None else _fitting()
     if trainer is None:
         return
+    if fetcher is trainer.fit_loop._data_fetcher:
+        _uncounted, _is_told = _not_counted(trainer), False
     if _counts and _counts[-1][0] == steps:
         _counts.pop()
     _counts.append((steps, trainer.global_step))
+
+
+def tells_of_evaluation() -> None:
+    """To its callbacks, each of which may keep what was found."""
+    global _is_told
+    _is_told = True
+
+
+def _not_counted(trainer: Any) -> int:
+    loop = trainer.fit_loop.epoch_loop
+    return int(loop.batch_progress.total.completed - loop._batches_that_stepped)
 
 
 def count_after(steps: int, counts: Iterable[tuple[int, int]]) -> int:
@@ -95,12 +112,19 @@ def _save_alone(trainer: Any, folder: Path, moment: Moment) -> None:
     """As `save_checkpoint` does it, which only writes on rank 0 and waits for the others."""
     import torch
 
+    evaluates = _not_counted(trainer) > _uncounted
+    if evaluates and _is_told:
+        raise CheckpointError("its callbacks were being told what an evaluation has found, and which of them know it cannot be told")
     dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-    _begin_evaluations_anew(dumped.get("loops") or {})
+    _begin_evaluations_anew(dumped.get("loops") or {}, evaluates=evaluates)
     torch.save(moment.on_host(dumped), folder / FILE)
 
 
-def _begin_evaluations_anew(loops: dict[str, Any]) -> None:
-    """Of one that was under way Lightning would run the rest, and take that for the whole: what its metrics had seen by then is not in a checkpoint."""
+def _begin_evaluations_anew(loops: dict[str, Any], *, evaluates: bool) -> None:
+    """Of one that was under way Lightning would run the rest, and take that for the whole: what its metrics had seen by then is not in a checkpoint. And none
+    where all its batches were done, so that it is written as one that is in the middle."""
     for progress in (value for of_one in loops.values() for name, value in of_one.items() if name.endswith("val_loop.batch_progress")):
         progress["current"] = dict.fromkeys(progress["current"], 0)
+        if evaluates:
+            begun = max(1, progress["total"]["ready"])
+            progress["total"] |= {"ready": begun, "started": begun, "processed": begun - 1, "completed": begun - 1}

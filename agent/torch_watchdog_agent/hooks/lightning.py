@@ -36,14 +36,14 @@ def patch(module: ModuleType) -> None:
         resuming = self.__dict__.pop(_BEHIND, None)
         if resuming is not None:
             lightning_resume.catch_up(resuming, self, self.__dict__[_MARK])
-        _count()
+        _count(self)
         return ask(self.__dict__.setdefault(_MARK, Pass()), lambda: following(self), part=BATCH)
 
     fetcher.__iter__, fetcher.__next__ = begin_pass, next_batch
 
 
 @guarded("Lightning's count")
-def _count() -> None:
+def _count(fetcher: Any) -> None:
     here = rank()
     if here is not None:
-        by_lightning.asks_for_batch(here.loop.steps_ended(0))
+        by_lightning.asks_for_batch(here.loop.steps_ended(0), fetcher)

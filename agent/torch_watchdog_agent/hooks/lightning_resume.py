@@ -7,6 +7,7 @@ left out stay out of it. Owns where a fetcher has to be brought; how a batch is 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -54,6 +55,25 @@ def patch(module: ModuleType) -> None:
             _coming = None
 
     module._FitLoop.setup_data = setup_data
+    _hear_of_evaluations(importlib.import_module(f"{module.__name__.rpartition('.')[0]}.evaluation_loop")._EvaluationLoop)
+
+
+def _hear_of_evaluations(loop: Any) -> None:
+    theirs = loop._on_evaluation_end
+
+    @functools.wraps(theirs)
+    def on_evaluation_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _tells()
+        return theirs(self, *args, **kwargs)
+
+    loop._on_evaluation_end = on_evaluation_end
+
+
+@guarded("Lightning's evaluation")
+def _tells() -> None:
+    from torch_watchdog_agent.checkpoint import by_lightning
+
+    by_lightning.tells_of_evaluation()
 
 
 @guarded("Lightning's count")
