@@ -47,7 +47,7 @@ class Collective:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
     """This rank is about to make a call, and the rank that is `local_rank` on this node has `theirs` in its place. `times`: how often this one had made
-    such a call before, `their_times` that one."""
+    such a call before, `their_times` that one. `number` counts from 0."""
 
     group: str
     number: int
@@ -118,9 +118,8 @@ def violation_of(mismatch: Mismatch, who: Identity, *, source: str) -> Violation
     """The mismatch as the daemon is told it by rank `who`, whose doing it need not be. `source`: the line that calls now."""
     rank, other = who.rank, who.rank - who.local_rank + mismatch.local_rank
     mine, theirs = mismatch.mine, mismatch.theirs
-    cause = (
-        f"collective {mismatch.number} of process group {mismatch.group} is {mine} on rank {rank} ({source}) and {theirs} on rank {other}"
-    )
+    one = f"collective {mismatch.number + 1} of process group {mismatch.group}"  # from 1 on, as torch's flight recorder and job/standstill.py count
+    cause = f"{one} is {mine} on rank {rank} ({source}) and {theirs} on rank {other}"
     if mine.partition(" ")[0] == theirs.partition(" ")[0]:
         what, fix = (
             "the shapes differ across the ranks",

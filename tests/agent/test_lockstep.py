@@ -114,6 +114,7 @@ def test_the_words_name_both_ranks_by_their_global_number_and_say_what_to_do() -
     sizes = Mismatch(group="0", number=12, mine="all_gather of (4, 9) int64", local_rank=0, theirs="all_gather of (4, 7) int64")
     found = violation_of(sizes, who, source="train.py:40")
     assert (found.kind, found.severity, found.batch.key) == ("rank.desync", "critical", "")
+    assert found.cause.startswith("collective 13 of process group 0 is all_gather")  # behind 12, as the flight recorder counts
     assert "(4, 9) int64 on rank 9 (train.py:40) and all_gather of (4, 7) int64 on rank 8" in found.cause
     assert "Pad" in found.fix
     ops = Mismatch(group="0", number=12, mine="barrier", local_rank=0, theirs="all_reduce of (1,) float32")

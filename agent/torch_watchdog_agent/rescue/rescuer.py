@@ -106,7 +106,7 @@ class Rescuer:
     def why_alone(self) -> str:
         """Why no other rank need be waited for any more, or nothing. From any thread."""
         free = self._free
-        return "" if free is None else f"a rank has failed: {self._as_told_here(free)}"
+        return "" if free is None else f"the training cannot go on: {self._as_told_here(free)}"
 
     def _as_told_here(self, free: Free) -> str:
         """Behind this rank's own number: one that has lost another says so of itself, and is not the one that has failed."""
@@ -219,7 +219,7 @@ class Rescuer:
         """This is the control thread, which must not wait for its own words: the rank comes free, and saves nothing."""
         from torch_watchdog_agent.rescue import sockets
 
-        self._rank.say(f"a rank has failed ({self._as_told_here(free)}); nothing can be saved here: {why}")
+        self._rank.say(f"the training cannot go on ({self._as_told_here(free)}); nothing can be saved here: {why}")
         self._rank.tell(self._freed(free, "nothing", f"no thread for a rescue could be started ({why})", self._rank.loop.updates_applied))
         self._over = True
         if not on_device(self._rank.subjects.now()):
@@ -240,7 +240,7 @@ class Rescuer:
 
         rank = self._rank
         if rank.identity.world_size > 1:
-            rank.say(f"a rank has failed ({self._as_told_here(free)}): this one applies no update any more")
+            rank.say(f"the training cannot go on ({self._as_told_here(free)}): this one applies no update any more")
         kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
         if on_device(kept):
             if rank.config.device_gate:

@@ -82,8 +82,8 @@ def test_the_rank_that_is_told_is_not_named_as_another(tmp_path: Path, reason: s
     rank = Rank(tmp_path)
     rescuer = Rescuer(rank, leave=lambda: None)  # type: ignore[arg-type]
     assert rescuer.takes(replace(FREE, reason=reason)) and rank.heard.wait(20)
-    assert rank.said == [f"a rank has failed ({told}): this one applies no update any more"]
-    assert rescuer.why_alone() == f"a rank has failed: {told}"
+    assert rank.said == [f"the training cannot go on ({told}): this one applies no update any more"]
+    assert rescuer.why_alone() == f"the training cannot go on: {told}"
     assert rescuer.takes(Leave(generation=7))
 
 

@@ -111,7 +111,7 @@ def test_of_many_that_raise_by_themselves_two_are_named() -> None:
 
 
 def test_that_ranks_are_in_different_collectives_is_said_once() -> None:
-    why = "the ranks are in different collectives: number 9 of process group 0 is not the same on all; rank 1: barrier at t.py:7; rank 0: all_gather"
+    why = "the ranks are in different collectives: collective 9 of process group 0 is not the same on all; rank 1: barrier at t.py:7; rank 0: all_gather"
     told = judge(FirstFailure(culprits=(RankEnd(rank=1, node="a", pid=1, step=5, hung=why, desync=True),), victims=(0,)))
     assert told.summary == f"rank 1, in step 5: {why.partition(';')[0]}"
     assert told.cause == "every rank waited, and not in the same collective: rank 1: barrier at t.py:7; rank 0: all_gather"

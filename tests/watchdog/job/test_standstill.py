@@ -44,7 +44,7 @@ def test_two_groups_in_different_order_are_a_circle() -> None:
 def test_the_fewer_are_the_odd_ones() -> None:
     verdict = found(at(0, world=9, newest=BARRIER), at(1, world=9, newest=GATHER), at(2, world=9, newest=BARRIER))
     assert verdict.ranks == (1,)
-    assert "different collectives: number 9" in verdict.why
+    assert "different collectives: collective 9 of" in verdict.why
 
 
 def test_of_two_the_one_that_is_done_with_its_loop_is_the_odd_one() -> None:

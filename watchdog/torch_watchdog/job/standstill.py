@@ -120,7 +120,7 @@ def _in_another(groups: Mapping[str, Mapping[int, GroupCalls]], places: Mapping[
         elif len(odd) == len(calls):
             odd = _strangers(calls) or odd
         other = next(rank for rank, one in calls.items() if one.alike != calls[odd[0]].alike)
-        what = f"the ranks are in different collectives: number {calls[odd[0]].made} of process group {name} is not the same on all"
+        what = f"the ranks are in different collectives: collective {calls[odd[0]].made} of process group {name} is not the same on all"
         return Split(ranks=tuple(odd), why=f"{what}; {_both(places[odd[0]], places[other], calls)}")
     return None
 
