@@ -100,6 +100,20 @@ def test_a_jobs_name_or_run_directory_is_answered_with_its_bundles(bundle: Path)
     assert nothing.returncode == 2 and "there is no file 'nope': BUNDLE is one of a run directory" in nothing.stderr
 
 
+def test_of_several_bundles_that_of_an_incident_comes_first_with_its_rank_step_and_sample(bundle: Path) -> None:
+    told = {
+        "origin": {"rank": 3},
+        "step": 12,
+        "batch": {"sample": {"dataset_index": 333}},
+        "evidence": {"bundle": f"bundles/{bundle.name}"},
+    }
+    (bundle.parent.parent / "incidents" / "2" / "incident.json").write_text(json.dumps(told))
+    (bundle.parent / "0-0.safetensors").write_bytes(bundle.read_bytes())
+    said = replayed(bundle.parent.parent).stderr
+    assert f"{bundle.name} (rank 3, step 12, dataset sample 333), watchdog replay" in said
+    assert "0-0.safetensors (of rank 0, which no incident is laid to)" in said
+
+
 def test_a_torn_file_is_no_reason_to_stay_silent(bundle: Path) -> None:
     bundle.write_bytes(bundle.read_bytes()[:20])
     assert "second device" in replayed(bundle).stderr

@@ -194,6 +194,23 @@ def test_a_batch_that_was_only_observed_is_not_why_its_rank_fails_once_it_has_go
     assert run.kinds == ["batch.index_out_of_range", *kinds]
 
 
+def test_a_batch_that_was_only_observed_names_what_its_own_rank_kept_of_it() -> None:
+    run = Run(policy="observe")
+    run.hello(0, 1)
+    run.say(m.Noticed(rank=1, step=5, micro_step=0, violation=BAD_TOKEN))
+    run.say(
+        Failed(
+            rank=0, step=5, time_ns=9, updates_applied=5, text="RuntimeError: Connection closed by peer", bundle="bundles/0-0.safetensors"
+        )
+    )
+    run.say(Failed(rank=1, step=5, time_ns=1, updates_applied=5, text="IndexError: index out of range", bundle="bundles/0-1.safetensors"))
+    run.report(events=(ended(0, 2, exit_code=1), ended(1, 1, exit_code=1)))
+    run.wait(5)
+    assert [(found["kind"], found["evidence"]["bundle"]) for found in run.incidents] == [
+        ("batch.index_out_of_range", "bundles/0-1.safetensors")
+    ]
+
+
 def test_a_rank_that_told_its_end_and_whose_status_nobody_could_read_has_ended_well() -> None:
     """A held batch is the last thing that it had noted as an error; the other rank goes on."""
     run = Run()

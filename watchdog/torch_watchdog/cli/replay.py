@@ -20,7 +20,7 @@ from torch_watchdog.launch.plan import HIDDEN, is_launcher
 from torch_watchdog.launch.say import say
 from torch_watchdog.phrases import as_typed, one_line
 from torch_watchdog.replay.plan import doubts, environment_of, script_of
-from torch_watchdog.replay.recorded import recorded_for, run_of
+from torch_watchdog.replay.recorded import batch_of, recorded_for, run_of
 
 __all__ = ["command"]
 
@@ -70,12 +70,22 @@ def _no_bundle(name: Path, runs_dir: Path) -> str:
     run = next((path for path in (name, runs_dir / name) if path.is_dir()), None)
     if run is None:
         return f"there is no file {str(name)!r}: BUNDLE is one of a run directory, as {runs_dir.name}/JOB/bundles/0-3.safetensors"
-    found = sorted((run if run.name == "bundles" else run / "bundles").glob("*.safetensors"))
+    bundles = (run if run.name == "bundles" else run / "bundles").glob("*.safetensors")
+    found = sorted(bundles, key=lambda path: (not batch_of(path), path))  # those first that an incident names
     if not found:
         return f"{name} is a run directory without a bundle: no batch of it was held, and no rank failed on one that could be kept"
-    lines = [f"watchdog replay {shlex.quote(as_typed(str(path.absolute()), here()))}" for path in found[:_MAX_NAMED]]
+    lines = [f"watchdog replay {shlex.quote(as_typed(str(path.absolute()), here()))} ({_told(path)})" for path in found[:_MAX_NAMED]]
     more = f", and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return f"{name} is a run directory, and a replay takes one bundle of it: {', '.join(lines)}{more}"
+
+
+def _told(bundle: Path) -> str:
+    return batch_of(bundle) or f"of rank {_rank_of(bundle)}, which no incident is laid to"
+
+
+def _rank_of(bundle: Path) -> str:
+    """That it is named for."""
+    return bundle.name.partition("-")[2].partition(".")[0].partition("-")[0]
 
 
 def _recorded_command(bundle: Path) -> Sequence[str]:
@@ -89,9 +99,8 @@ def _recorded_command(bundle: Path) -> Sequence[str]:
 
 def _learned_ops(bundle: Path) -> set[str]:
     """Of the contract of the rank that the bundle is named for, beside it in its run directory."""
-    rank = bundle.name.partition("-")[2].partition(".")[0].partition("-")[0]
     try:
-        contract = json.loads((run_of(bundle) / "contract" / f"rank-{rank}.json").read_text(encoding="utf-8"))
+        contract = json.loads((run_of(bundle) / "contract" / f"rank-{_rank_of(bundle)}.json").read_text(encoding="utf-8"))
         return {str(row["op"]) for row in (*contract["guarded"], *contract["opaque"])}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

@@ -201,7 +201,10 @@ class Casebook:
         self._over.update([found["id"] for found in of_none if build.was_left_out(found)])
         cause = self._cause_of(first)
         failed = [*(end.rank for end in first.culprits), *first.victims]
-        found = self._failure(first, failed, ranks, now) if cause is None else self._with_besides(build.with_affected(cause, failed), first)
+        if cause is None:
+            found = self._failure(first, failed, ranks, now)
+        else:
+            found = self._with_besides(_ended_on_its_batch(build.with_affected(cause, failed), first), first)
         self._failure_id = found["id"]
         return self._keep(found), cause is None
 
@@ -319,6 +322,14 @@ class Casebook:
     def _keep(self, found: Incident) -> Incident:
         self._incidents[found["id"]] = found
         return found
+
+
+def _ended_on_its_batch(found: Incident, first: FirstFailure) -> Incident:
+    """With the batch that its own rank has failed on since, where that was kept and no other was."""
+    bundle = next((end.bundle for end in first.culprits if end.rank == found["origin"]["rank"]), "")
+    if not found["batch"] or not bundle or found["evidence"].get("bundle"):
+        return found
+    return found | {"evidence": found["evidence"] | {"bundle": bundle}}
 
 
 def _framework_step(ranks: Ranks, rank: int | None, step: int | None) -> int | None:
