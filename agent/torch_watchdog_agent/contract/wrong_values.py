@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from torch_watchdog_agent.contract.facts import Facts, range_words
@@ -22,6 +24,7 @@ _LOOKUPS = (
     "scatter",
 )
 _FAR = 16  # times the table
+_TEXT = re.compile(r"^ids$|token|input|text|word|wte|tok_|vocab")  # in the name of a batch's tensor, or of a table
 _NO_TABLE = 1 << 31
 
 
@@ -36,7 +39,7 @@ def _declared(facts: Facts) -> tuple[str, str] | None:
 
 
 def _pad_id(facts: Facts) -> tuple[str, str] | None:
-    if facts.op != "embedding" or not isinstance(facts.value, int) or facts.value >= 0 or facts.value == -100:
+    if facts.op not in ("embedding", "embedding_bag") or not isinstance(facts.value, int) or facts.value >= 0 or facts.value == -100:
         return None
     for name, mask in facts.leaves.items():
         if "mask" in name and mask.shape == facts.tensor.shape and not bool(mask[facts.bad_cells()].any()):
@@ -246,6 +249,12 @@ def _tokens(facts: Facts) -> tuple[str, str] | None:
     sizes = facts.tokenizer_sizes()
     if len(sizes) == 1:
         return _told_by_tokenizer(facts, sizes[0])
+    if not sizes and not any(map(_TEXT.search, (facts.name, facts.module.lower()))):
+        return (
+            f"The table has {facts.rows} rows and this batch needs {facts.needed} ({facts.evidence}): an id that was not there when the table was made "
+            "(a new user, item or class), or a wrong value.",
+            f"Resize {facts.module or 'the table'}: a row for each id, and one for ids that are not known yet. If this one cannot be, correct {facts.spoken}.",
+        )
     return (
         f"The table has {facts.rows} rows and this batch needs {facts.needed} ({facts.evidence}). No tokenizer in this process tells which it is: "
         f"tokens were added to the tokenizer and not to the model, the tokenizer belongs to another model, or the value is wrong.",
@@ -320,9 +329,10 @@ def _not_a_probability(facts: Facts) -> tuple[str, str] | None:
 
 def _plain(facts: Facts) -> tuple[str, str]:
     value = facts.fact.derived.value if facts.fact.derived is not None else facts.value
+    is_past_a_table = facts.op in _LOOKUPS and isinstance(value, int) and value >= 0
     return (
         f"{facts.op} takes values {range_words(facts.bound) if facts.bound is not None else 'in a range'} and gets {value} from {facts.spoken}.",
-        f"Correct {facts.spoken} where it is made, or give {facts.module or facts.op} a larger table.",
+        f"Correct {facts.spoken} where it is made{f', or give {facts.module or facts.op} a larger table' if is_past_a_table else ''}.",
     )
 
 

@@ -85,6 +85,20 @@ def test_two_tokenizers_of_different_sizes_tell_nothing() -> None:
     assert "No tokenizer in this process tells" in told(ids(70), 70, tokenizers=(64, 72)).cause
 
 
+@pytest.mark.parametrize("key", ["query.user", "batch[1]", "rows.item_ids"])
+def test_where_nothing_speaks_of_text_nobody_is_told_of_tokenizers(key: str) -> None:
+    said = told(ids(70), 70, key=key)
+    assert "a new user, item or class" in said.cause and said.fix.startswith("Resize model.table: a row for each id")
+    assert "okenizer" not in said.cause + said.fix
+    assert "another tokenizer" in told(ids(70), 70, key=key, tokenizers=(64,)).cause
+
+
+@pytest.mark.parametrize("op", ["embedding", "embedding_bag", "index_select", "gather"])
+def test_no_larger_table_takes_a_value_below_0(op: str) -> None:
+    said = told(ids(-1), -1, key="query.history", op=op)
+    assert ("larger" not in said.fix and "Choose a real pad id" in said.fix) or said.fix == "Correct query.history where it is made."
+
+
 @pytest.mark.parametrize("value", [-(2**63), -(2**31)])
 def test_what_nan_becomes_as_an_integer_is_recognised(value: int) -> None:
     said = told(ids(value), value)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
@@ -29,6 +30,24 @@ def test_the_status_shows_each_ranks_newest_step_loss_and_time() -> None:
     run.say(m.Finished(rank=1, passed=0))
     ranks = run.job.status().ranks
     assert [(r.last_step, r.loss, r.step_time_s, r.phase) for r in ranks] == [(1, 0.5, 2.0, "train"), (0, 2.0, 2.0, "end")]
+
+
+def test_the_loss_that_is_shown_is_the_mean_of_the_newest_step_that_has_ended_however_its_batches_come() -> None:
+    run = Run(world_size=1)
+
+    def told(micro: list[tuple[int, float]], ended: tuple[int, ...]) -> float | None:
+        columns: dict[str, Any] = {name: (1,) * len(micro) for name in ("micro_time_ns", "loader_ns")}
+        columns |= {"micro_of_step": tuple(step for step, _ in micro), "loss": tuple(loss for _, loss in micro)}
+        columns |= {"loss_known": (True,) * len(micro), "evaluation": (False,) * len(micro), "micro_step": (0,) * len(micro)}
+        run.report(replace(steps(0, 0, ()), step=ended, step_time_ns=(1,) * len(ended), step_ns=(1,) * len(ended), **columns))
+        return run.job.status().ranks[0].loss
+
+    assert told([(0, 5.0)], ()) == 5.0
+    assert told([(0, 2.0), (1, 4.0)], (0,)) == 3.5
+    assert told([(1, 2.0), (2, 9.0)], (1,)) == 3.0
+    assert told([(2, 11.0)], ()) == 3.0
+    assert told([], (2,)) == 10.0
+    assert told([(2, 13.0), (3, 1.0)], ()) == 11.0
 
 
 def resumed_steps(rank: int, first: int, losses: Iterable[float], *, began: int) -> m.StepBlock:

@@ -17,6 +17,17 @@ def test_the_step_from_which_losses_part_is_named() -> None:
     assert plain(render_comparison(found)[-1]) == "the losses part at step 3; at step 5 they are 1.5 and 2"
 
 
+def test_a_step_in_which_a_rank_died_is_no_step_in_which_losses_part() -> None:
+    whole, blocks = history(ranks=2), (block(0, 6, first_loss=2.0), block(1, 5, first_loss=2.0))
+    died = history_of("j", {"job": "j"}, [("n", "s", NodeReport(seq=1, time_ns=1, steps=StepTable.of(blocks)))])
+    alone = history_of(
+        "j", {"job": "j"}, [("n", "s", NodeReport(seq=1, time_ns=1, steps=StepTable.of((block(0, 6), block(1, 6, first_loss=3.0)))))]
+    )
+    assert (comparison(alone, died)["loss"]["common_steps"], comparison(whole, died)["loss"]["common_steps"]) == (5, 5)
+    assert comparison(whole, died)["loss"]["first_difference_at_step"] is None
+    assert comparison(died, died)["figures"]["last loss"] == [1.6, 1.6]
+
+
 def test_the_same_run_twice_has_no_difference() -> None:
     found = comparison(history(), history())
     assert all(one == two for one, two in found["figures"].values())

@@ -162,3 +162,15 @@ def test_a_long_sentence_is_folded_between_words_below_its_own_label() -> None:
 def test_a_line_to_type_is_one_piece_and_a_word_without_end_too() -> None:
     for text in ("  resume watchdog --resume runs/train-1/checkpoints/step-4 torchrun train.py", "x" * 100, ""):
         assert folded(text, 40) == [(0, 0, len(text))]
+
+
+def test_the_loss_of_a_step_that_never_ended_is_none_of_the_ranks_unless_it_is_no_number() -> None:
+    def last(loss: float, **columns: Any) -> float:
+        begun = block(0, range(2, 3), first_loss=loss, step=(), step_time_ns=(), step_ns=(), vetoed=())
+        (track,) = tracks([block(0, range(2), **columns), begun])
+        return list(track.loss.values())[-1]
+
+    assert last(7.0) == 1.9
+    assert math.isnan(last(math.nan))
+    nothing = {"step": (), "step_time_ns": (), "step_ns": (), "vetoed": ()}
+    assert last(7.0, **nothing) == 6.8

@@ -54,6 +54,7 @@ class RankState:
     last_step: int | None = None
     seen_step: int | None = None
     loss: float | None = None
+    losses: dict[int, tuple[float, int]] = field(default_factory=dict)  # sum and number, from the newest step that has ended on
     step_time_s: float | None = None
     last_seen_s: float | None = None
     updates_applied: int | None = None
@@ -90,10 +91,32 @@ class RankState:
             self.step_time_s = block.step_ns[-1] / 1e9
         if block.micro_of_step:
             self.seen_step = max(block.micro_of_step)
-        if block.loss_known and block.loss_known[-1]:
-            self.loss = block.loss[-1]
-        elif any(block.loss_known):
-            self.loss = next(loss for loss, known in zip(reversed(block.loss), reversed(block.loss_known), strict=True) if known)
+        self._count_losses(block)
+
+    def _count_losses(self, block: StepBlock) -> None:
+        """The mean of the newest step that has ended, as reports have it; where none ends, the newest of all. A loss may come after its step's end."""
+        evaluation = block.evaluation or (False,) * len(block.loss)
+        newest_first = zip(
+            reversed(block.micro_of_step), reversed(block.loss), reversed(block.loss_known), reversed(evaluation), strict=False
+        )
+        ended: int | None = None
+        newest: float | None = None
+        for step, loss, known, evaluated in newest_first:
+            if not known or evaluated:
+                continue
+            if ended is not None and step < ended:
+                break  # of steps that end in milliseconds a report has hundreds
+            ended = step if self.last_step is not None and step <= self.last_step else None
+            newest = loss if newest is None else newest
+            total, number = self.losses.get(step, (0.0, 0))
+            self.losses[step] = (total + loss, number + 1)
+        ended = max((step for step in self.losses if self.last_step is not None and step <= self.last_step), default=None)
+        if ended is not None:
+            total, number = self.losses[ended]
+            self.loss = total / number
+            self.losses = {step: sums for step, sums in self.losses.items() if step >= ended}
+        elif newest is not None:
+            self.loss = newest
 
     def _count_updates(self, block: StepBlock) -> None:
         if len(block.updates_applied) != len(block.step):  # an older version did not count them

@@ -1,12 +1,13 @@
 """Two jobs, or two attempts of one, side by side: what differs, and the step from which on they do.
 
-Pure: histories in, figures out. Losses are the mean over the ranks that have one. A job that goes on from another's checkpoint begins with step 0 again:
+Pure: histories in, figures out. Losses are the mean over the ranks that tell theirs. A job that goes on from another's checkpoint begins with step 0 again:
 they are laid beside each other by the updates that the model had before the step, where both jobs recorded them, else by step.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from statistics import fmean, median
 from typing import Any
 
@@ -29,16 +30,19 @@ def comparison(first: JobHistory, second: JobHistory) -> dict[str, Any]:
 def mean_loss(history: JobHistory, *, by_updates: bool = False) -> dict[int, float]:
     """By step, or by the updates before it, over the ranks. With several attempts the newest that came so far counts.
 
-    By updates a step without one is left out: the step after it began with the same model.
+    By updates a step without one is left out: the step after it began with the same model. So is a step of which a rank has no loss (it died in it): a mean
+    over the others is no other ranks' mean.
     """
     found: dict[int, dict[int, list[float]]] = {}
+    with_losses = Counter(track.attempt for track in history.tracks if track.loss)
     for track in history.tracks:
         before = track.updates_before
         for step, loss in track.loss.items():
             if by_updates and (step in track.vetoed or step not in before):
                 continue
             found.setdefault(before[step] if by_updates else step, {}).setdefault(track.attempt, []).append(loss)
-    return {place: fmean(attempts[max(attempts)]) for place, attempts in sorted(found.items())}
+    newest = ((place, max(attempts), attempts[max(attempts)]) for place, attempts in sorted(found.items()))
+    return {place: fmean(losses) for place, attempt, losses in newest if len(losses) == with_losses[attempt]}
 
 
 def _counts_updates(history: JobHistory) -> bool:

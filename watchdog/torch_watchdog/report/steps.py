@@ -27,7 +27,8 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RankTrack:
-    """One rank in one attempt, by step: when it ended, how long it took, its mean loss, what was special about it.
+    """One rank in one attempt, by step: when it ended, how long it took, its mean loss, what was special about it. Of a step that has not ended a loss is a
+    part of its batch's: it is there where it is no number, or where no step ever ends.
 
     Steps count from 0 in each launch; `updates` are those that the model had after the step, the launches that this one goes on from included.
     """
@@ -95,7 +96,8 @@ def tracks(blocks: Iterable[StepBlock]) -> list[RankTrack]:
         _add_steps(track, block)
         _add_micro_steps(track, losses.setdefault(key, {}), block)
     for key, track in found.items():
-        track.loss = _mean_by_step(losses[key])
+        means = _mean_by_step(losses[key])
+        track.loss = {step: loss for step, loss in means.items() if step in track.time_ns or not track.time_ns or not math.isfinite(loss)}
     return [found[key] for key in sorted(found)]
 
 
