@@ -317,3 +317,12 @@ def test_a_launch_starts_without_what_only_other_commands_need() -> None:
         "tokenizers",
     )
     run_without(slow, "import torch_watchdog.cli.main, torch_watchdog.cli.run, torch_watchdog.launch.run")
+
+
+def test_what_a_contributor_is_told_to_type_is_there() -> None:
+    told, made = (REPO / "CONTRIBUTING.md").read_text(), (REPO / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", made, re.MULTILINE))
+    rows = set(re.findall(r"^\| `make ([a-z-]+)`", told, re.MULTILINE))
+    assert "venv" in rows and rows <= targets
+    (file,) = re.findall(r"`make venv`, then `\.venv/bin/python -m pytest (\S+)`", told)  # one test file
+    assert (REPO / file).is_file()
