@@ -211,7 +211,9 @@ class Rank:
             self._unread.settle(wait=False)
         if self.at_gate.undo:
             self.at_gate.before_fetch()
-        self.rescuer.at_boundary(in_window=self.loop.is_begun, trains=trains)
+        # Behind the end of the data batches of an evaluation open no window: what is held is what it was at that end.
+        in_window = self.loop.is_begun and (self.loop.trained_on > 0 or not self.window.behind_data)
+        self.rescuer.at_boundary(in_window=in_window, trains=trains)
         schedule = self.window.schedule
         if trains and schedule.looks:
             schedule.fetching()

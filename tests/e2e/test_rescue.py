@@ -43,6 +43,7 @@ def seconds_to_free(run: Ended) -> float:
     [
         (("raise",), "rank.exception", ()),
         (("kill",), "rank.died", ()),
+        (("raise",), "rank.exception", ("--place", "evaluation")),
         pytest.param(("exit3",), "rank.exception", (), marks=pytest.mark.slow),
         pytest.param(("exit3-now",), "rank.exception", (), marks=pytest.mark.slow),
         pytest.param(("segv",), "rank.died", (), marks=pytest.mark.slow),

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -87,10 +87,23 @@ def fail(how: str) -> None:
         dist.barrier()
 
 
-def batches(loader: DataLoader, first_epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(loader: DataLoader, first_epoch: int, behind: Callable[[], None]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for epoch in range(first_epoch, 100):
         loader.sampler.set_epoch(epoch)
         yield from loader
+        behind()
+
+
+def evaluate(model: nn.Module, loader: DataLoader, fault: str) -> None:
+    """On the data of the training, as for its accuracy there."""
+    model.eval()
+    with torch.no_grad():
+        for number, (ids, labels) in enumerate(loader):
+            print(f"rank {dist.get_rank()} fault {time.time():.3f}", flush=True)
+            if number == 2 and fault:
+                fail(fault)
+            dist.all_reduce(nn.functional.cross_entropy(model(ids), labels))
+    model.train()
 
 
 def wait_elsewhere(how: str, group: object) -> None:
@@ -110,7 +123,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at", type=int, default=5)
     parser.add_argument("--both", action="store_true", help="all ranks fail")
     parser.add_argument("--bad", action="store_true", help="another rank's batch of that step holds a token past the table")
-    parser.add_argument("--place", default="forward", choices=["forward", "after", "step"])
+    parser.add_argument("--place", default="forward", choices=["forward", "after", "step", "evaluation"])
     parser.add_argument("--wait", default="", choices=["", "barrier", "all_reduce", "group"])
     parser.add_argument("--freeze", action="store_true", help="the other ranks stop, so that nothing can be asked of them")
     parser.add_argument("--teardown", type=float, default=None, help="destroy the process group in a finally, after so many seconds")
@@ -178,9 +191,14 @@ def train(args: argparse.Namespace) -> None:
     if args.place == "step" and failing:
         theirs, count = optimizer.step, iter(range(10**9))
         optimizer.step = lambda: (fail(args.fault) if next(count) == args.at else None, theirs())  # type: ignore[method-assign]
+
+    def behind() -> None:
+        if args.place == "evaluation":
+            evaluate(plain, loader, args.fault if failing else "")
+
     trail = Path(f"trail-{attempt}-{rank}").open("w")  # noqa: SIM115 - as long as the process lives
     try:
-        for step, (ids, labels) in enumerate(batches(loader, first_epoch), start=done):
+        for step, (ids, labels) in enumerate(batches(loader, first_epoch, behind), start=done):
             if step == steps:
                 break
             if step == args.at - stalls:
