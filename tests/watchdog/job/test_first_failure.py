@@ -406,6 +406,9 @@ def test_where_all_were_in_the_same_collective_the_one_that_gave_up_is_all_there
     first = watch.verdict(now=20.0, all_ended=False)
     assert first is not None
     assert [end.rank for end in first.culprits] == [0]
+    told = judge(first)
+    assert "waited for another or lost it, and no other is known to have failed" in told.cause and "by itself" not in told.cause
+    assert "look at the other ranks" in told.fix and "follows from this one" not in told.fix
 
 
 def test_one_that_has_raised_before_it_could_be_asked_is_not_called_silent() -> None:
@@ -487,3 +490,10 @@ def test_ranks_that_were_found_waiting_for_each_other_are_told_together_whoever_
     assert first is not None
     assert ([end.rank for end in first.culprits], first.victims) == ([0, 1], ())
     assert judge(first).summary.startswith("ranks 0 and 1 (nothing tells which was first), in step 9: the ranks wait for each other")
+
+
+def test_what_native_code_threw_as_it_ended_the_process_is_told() -> None:
+    lines = ["node a rank 0 step 9 exited -6 at 9.9", "node a rank 0 printed:   what():  epoll_ctl: Bad file descriptor"]
+    first = play(lines).verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert judge(first).cause == "the process was ended by SIGABRT: native code gave up: epoll_ctl: Bad file descriptor"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch_watchdog.job.first_failure import ASKED_TO_END, FirstFailure, RankEnd
+from torch_watchdog.job.first_failure import ASKED_TO_END, FirstFailure, RankEnd, blames_a_peer
 from torch_watchdog.job.standstill import STOPPED
 from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
@@ -25,9 +25,11 @@ NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
 THEIRS_FOLLOW = "; what any other rank raises follows from this one"
+_PEERS_TOO = "; and look at the other ranks: one may have gone without a word, or have become another program (os.exec)"
 _MOST_BESIDES, _LONG_ERROR = 2, 200
 _HIGHEST_STATUS = 255
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|MemoryError|oom-kill", re.IGNORECASE)
+_WHAT = re.compile(r"what\(\): *(.+)")
 _TELLS_LITTLE = re.compile(
     r"SystemExit|.*(CUDA|CUBLAS|CUDNN|cuDNN|NCCL|DataLoader worker \(pid)"
 )  # of why: the rest of its words was printed
@@ -127,16 +129,19 @@ def _where(first: FirstFailure) -> str:
 
 def _raised(first: FirstFailure, where: str, files: Files, *, alone: bool) -> Verdict:
     end, several = first.culprits[0], len(first.culprits) > 1
+    of_peers = not alone and blames_a_peer(end.text)
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     by_ddp = ddp_error(end.text)
     cause = f"the rank{'s' * several} {status}; " + (
         "it showed no exception"
         if not end.text
+        else f"these are the words of {'ranks' if several else 'a rank'} that waited for another or lost it, and no other is known to have failed"
+        if of_peers
         else "each raised this by itself"
         if several
         else f"it raised this itself{_fetching(end)}{_status_told(end.text)}{'' if alone else ', and no other rank is known to have failed before'}"
     )
-    others = "" if alone else of_the_others(first.besides, end.text)
+    others = "" if alone else _PEERS_TOO if of_peers else of_the_others(first.besides, end.text)
     return Verdict(
         kind="rank.exception" if by_ddp is None else "config.ddp",
         severity="critical",
@@ -310,9 +315,15 @@ def _died(end: RankEnd, where: str, files: Files) -> Verdict:
         kind="rank.died",
         severity="critical",
         summary=f"{where}: killed by {name}" + (f", after {end.text}" if end.text else ""),
-        cause=f"the process was ended by {name}" + (_SIGNAL_MEANINGS.get(end.signal or 0, "")),
+        cause=f"the process was ended by {name}" + (_thrown(end) or _SIGNAL_MEANINGS.get(end.signal or 0, "")),
         fix=_where_a_signal_came_from(end, files),
     )
+
+
+def _thrown(end: RankEnd) -> str:
+    """The words of the exception of C++ that nothing caught, where that ended the process."""
+    thrown = _WHAT.search(end.log) if end.signal == signals.SIGABRT else None
+    return "" if thrown is None else f": native code gave up: {_short(thrown[1])}"
 
 
 def _where_a_signal_came_from(end: RankEnd, files: Files) -> str:
