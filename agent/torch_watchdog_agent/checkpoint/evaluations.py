@@ -15,14 +15,12 @@ __all__ = ["Evaluations"]
 
 
 class Evaluations:
-    """`begun`: one was begun in the window at hand. Of one behind the data nothing is asked: a run that goes on from there does it again. `are_kept`: what is
-    found in one decides how the training ends (a Trainer's best model), and a run that goes on does none again."""
+    """`begun`: one was begun in the window at hand. Of one behind the data nothing is asked: a run that goes on from there does it again."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects = subjects
         self._has_moved: Callable[[], bool] | None = None
         self._rng: RngState | None = None
-        self.are_kept = False
         self.begun = self._is_known = self._moves_rates = self._draws = False
 
     def asks(self, has_moved: Callable[[], bool]) -> None:
@@ -40,7 +38,7 @@ class Evaluations:
 
     def may_be_left(self) -> bool:
         """Whether nothing is lost where the job stops in the one at hand, if any: known once one was seen to its end."""
-        return not self.begun or (not self.are_kept and self._is_known and not self._draws and not self._set_rates())
+        return not self.begun or (self._is_known and not self._draws and not self._set_rates())
 
     def why(self) -> str:
         """Why a state in, or just behind, an evaluation need not be what the next step begins with, or nothing."""

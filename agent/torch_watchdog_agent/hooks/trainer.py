@@ -70,18 +70,17 @@ def _tell_of_begin(handler: Any) -> None:
 
     @functools.wraps(theirs)
     def on_train_begin(self: Any, args: Any, state: Any, *more: Any, **named: Any) -> Any:
-        _begins(args, state)
+        _begins(state)
         return theirs(self, args, state, *more, **named)
 
     handler.on_train_begin = on_train_begin
 
 
 @guarded("trainer")
-def _begins(args: Any, state: Any) -> None:
+def _begins(state: Any) -> None:
     here = rank()
     if here is not None:
         here.loop.steps_begin_at(state.global_step)
-        here.window.evaluations.are_kept = bool(getattr(args, "metric_for_best_model", None))
 
 
 @guarded("trainer")

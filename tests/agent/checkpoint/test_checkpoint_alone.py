@@ -59,9 +59,9 @@ def by_way_of_the_host(value: Any) -> Any:
     return type(value)(map(by_way_of_the_host, value)) if type(value) in (list, tuple) else value
 
 
-def saved(optimizer: Any, path: Path, alone: Alone, *, rank: int = 0, read: Any = None) -> SavedPart:
+def saved(optimizer: Any, path: Path, alone: Alone, *, rank: int = 0, read: Any = None, say: Any = lambda _: None) -> SavedPart:
     moment = {name: MOMENT[name] for name in ("updates_applied", "position", "rng")}
-    return save_alone(path, subjects_of(optimizer), rank=rank, alone=alone, read=read, say=lambda _: None, **moment)
+    return save_alone(path, subjects_of(optimizer), rank=rank, alone=alone, read=read, say=say, **moment)
 
 
 def trained(folder: Path, work: Any) -> None:
@@ -128,6 +128,19 @@ def test_a_rank_that_is_not_0_writes_all_of_a_trainers_files_and_its_own_generat
     assert not (folder / "rng_state_0.pth").exists()
     assert torch.load(folder / "training_args.bin", weights_only=False).save_only_model is False
     assert torch.load(folder / "training_args.bin", weights_only=False).logging_steps == 1
+
+
+@pytest.mark.parametrize(("asked", "kept", "told"), [(True, "loss", 1), (True, None, 0), (False, "loss", 0)])
+def test_an_evaluation_of_a_trainers_that_will_be_missing_is_told(asked: bool, kept: str | None, told: int, tmp_path: Path) -> None:
+    """Its best model follows what evaluations find, and a run that goes on does none again."""
+    said: list[str] = []
+
+    def save(trainer: Any) -> None:
+        with standing_in(trainer.control, should_evaluate=asked), standing_in(trainer.args, metric_for_best_model=kept):
+            saved(trainer.optimizer.optimizer, tmp_path / "own", Alone(steps=3, begun=0), say=said.append)
+
+    trained(tmp_path, save)
+    assert len([line for line in said if "the evaluation behind step 3 had not ended" in line]) == told
 
 
 def test_every_tensor_comes_by_way_of_the_host(tmp_path: Path) -> None:

@@ -39,15 +39,3 @@ def test_a_rate_that_follows_the_loss_is_known_by_its_scheduler() -> None:
     evaluated(evaluations)
     evaluations.asks(lambda: False)
     assert not evaluations.may_be_left() and "behind an evaluation" in evaluations.why()
-
-
-def test_one_whose_findings_the_training_keeps_is_seen_to_its_end() -> None:
-    """A Trainer's best score: the run that goes on does no evaluation again."""
-    evaluations = Evaluations(Subjects())
-    evaluations.are_kept = True
-    assert evaluations.may_be_left()
-    for _ in range(2):
-        evaluations.asks(lambda: False)
-        assert not evaluations.may_be_left()
-        evaluations.over()
-    assert evaluations.may_be_left()
