@@ -172,6 +172,10 @@ def test_what_no_daemon_writes_neither_holds_the_list_up_nor_takes_the_others_of
     (tmp_path / "good" / "incidents" / "1").mkdir(parents=True)
     os.mkfifo(tmp_path / "good" / "incidents" / "1" / "incident.json")
     (tmp_path / "good" / "incidents" / "\u00b2").mkdir()
+    (tmp_path / "good" / "scan").mkdir()
+    for name in ("rank-0.json", "rank-0.jsonl"):
+        os.mkfifo(tmp_path / "good" / "scan" / name)
+    (tmp_path / "good" / "scan" / "rank-1.json").write_text("[]")
     os.makedirs(os.fsencode(tmp_path) + b"/\xff")
     (tmp_path / os.fsdecode(b"\xff") / "events.jsonl").write_text(good)
     found, older = past_jobs(tmp_path, but=(), now_s=time.time() + 1000, known={})

@@ -87,10 +87,11 @@ def is_scan(run_dir: Path) -> bool:
 
 
 def read_results(run_dir: Path) -> Results:
-    """As they are at this moment; ranks replace their state files whole."""
+    """As they are at this moment; ranks replace their state files whole. Only plain files: opening a pipe that nobody writes to would never return."""
     folder = run_dir / FOLDER
-    states = [state for path in sorted(folder.glob("rank-*.json")) if (state := _state(path)) is not None]
-    lines = [line for path in sorted(folder.glob("rank-*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
+    states = [state for path in sorted(folder.glob("rank-*.json")) if path.is_file() and (state := _state(path)) is not None]
+    files = [path for path in sorted(folder.glob("rank-*.jsonl")) if path.is_file()]
+    lines = [line for path in files for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
     return Results(ranks=tuple(sorted(states, key=lambda state: state.rank)), bad=tuple(merged(_entries(lines))))
 
 
@@ -98,7 +99,7 @@ def _state(path: Path) -> RankState | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return RankState(**{name: found[name] for name in RankState.__slots__})
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
