@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
+from abc import ABCMeta
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -99,8 +101,17 @@ def _in_torch_cuda(cuda: Any) -> None:
     )
     cuda.get_device_capability, cuda.mem_get_info = lambda *_: _CAPABILITY, lambda *_: (_MEMORY, _MEMORY)
     cuda.Event, cuda.Stream = _Still, _Still
+    _called_by_their_names(sys.modules.get("torch._streambase"))
     cuda.current_stream = cuda.default_stream = lambda *_: _Still()
     cuda.stream = cuda.device = lambda *_: nullcontext()
+
+
+def _called_by_their_names(module: Any) -> None:
+    """torch before 2.6 imports its compiler with the first optimizer, which insists on these classes."""
+    for name in ("_EventBase", "_StreamBase"):
+        kind = getattr(module, name, None)
+        if isinstance(kind, ABCMeta):
+            kind.register(_Still)
 
 
 class _Still:
