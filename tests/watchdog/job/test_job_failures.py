@@ -294,6 +294,16 @@ def test_ranks_that_were_asked_to_end_are_a_warning() -> None:
     assert [incident["severity"] for incident in run.incidents] == ["warning"]
 
 
+def test_ranks_that_one_signal_has_ended_and_that_are_heard_of_one_after_the_other_are_one_warning() -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(events=(ended(0, 1, signal=15),))
+    run.wait(30)
+    run.report(events=(ended(1, 2, signal=15),))
+    run.wait(30)
+    assert [(incident["severity"], incident["origin"]["rank"]) for incident in run.incidents] == [("warning", 0)]
+
+
 def test_ranks_that_leave_by_order_or_end_well_have_not_failed() -> None:
     run = Run()
     run.hello(0, 1)

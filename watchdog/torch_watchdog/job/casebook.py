@@ -199,7 +199,7 @@ class Casebook:
         """Ranks ended badly: the incident that this is, or belongs to, and whether it is new."""
         of_none = (found for found in self._at_hand() if not _may_be_cause(found, first))
         self._over.update([found["id"] for found in of_none if build.was_left_out(found)])
-        cause = self._cause_of(first)
+        cause = self._cause_of(first) or self._told_of_the_asking(first)
         failed = [*(end.rank for end in first.culprits), *first.victims]
         if cause is None:
             found = self._failure(first, failed, ranks, now)
@@ -252,6 +252,12 @@ class Casebook:
         ranks = {end.rank for end in first.culprits}
         causes = [found for found in self._at_hand() if _may_be_cause(found, first)]
         return min(causes, key=lambda found: found["origin"]["rank"] not in ranks, default=None)
+
+    def _told_of_the_asking(self, first: FirstFailure) -> Incident | None:
+        """Ranks that one signal to the launch has ended, heard of one after the other, are one incident."""
+        told = self._incidents.get(self._failure_id)
+        is_same = told is not None and told["attempt"] == self._attempt and told["severity"] == "warning"
+        return told if is_same and all(map(died_of_the_asking, first.culprits)) else None
 
     def _failure(self, first: FirstFailure, failed: Sequence[int], ranks: Ranks, now: float) -> Incident:
         end = first.culprits[0]
