@@ -67,6 +67,8 @@ def test_a_checkpoint_that_somebody_asked_for_and_got_is_nothing_bad(good: bool,
     order = INCIDENT | {"kind": "order.checkpoint", "severity": "info", "origin": {"rank": None}, "action": action}
     lines = rendered([block(0, range(6))], (order,))
     assert [line[0] for line in lines if "order.checkpoint" in line] == [mark]
+    meaning = {"+": "+ asked for, and good", "!": "! finding"}[mark]
+    assert [line for line in lines if meaning in line] == [f". trained  {meaning}"], lines
 
 
 def test_a_step_that_no_float_holds_is_shown_too() -> None:

@@ -26,6 +26,7 @@ WIDTH = 80  # of a pipe, too
 _MOST_CELLS, _LEAST_CELLS = 60, 20
 MAX_STRIPS = 64  # more ranks are shown in groups
 _STYLES = {".": "", "e": "cyan", "w": "yellow", "~": "yellow", "v": "magenta", "!": "yellow", "X": "bold red", " ": ""}
+_GOOD = "+"  # of an order, which no cell shows: it is no step's
 _SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow"}
 
 
@@ -41,7 +42,7 @@ def render_timeline(
         strips = _Strips(tracks, incidents, first=first, last=last, width=width)
         lines += strips.lines()
         lines += [[(line, "dim")] for line in strips.axis()]
-        lines += [[(line, "dim")] for line in (_legend(strips.marks), strips.attempts(), _phases(tracks)) if line]
+        lines += [[(line, "dim")] for line in (_legend(strips.marks, incidents), strips.attempts(), _phases(tracks)) if line]
     return lines + _findings(incidents)
 
 
@@ -182,9 +183,10 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _legend(marks: set[str]) -> str:
-    """Of the marks that are there, so that it fits."""
-    return "  ".join(f"{mark} {words}" for mark, words in MEANINGS.items() if mark in marks)
+def _legend(marks: set[str], incidents: Sequence[Mapping[str, Any]]) -> str:
+    """Of the marks that are there, in the strips or before what was found, so that it fits."""
+    there = marks | {_mark_of(incident) for incident in incidents}
+    return "  ".join(f"{mark} {words}" for mark, words in (MEANINGS | {_GOOD: "asked for, and good"}).items() if mark in there)
 
 
 def _phases(tracks: Sequence[RankTrack]) -> str:
@@ -218,7 +220,7 @@ def _findings(incidents: Sequence[Mapping[str, Any]]) -> list[Line]:
 def _mark_of(incident: Mapping[str, Any]) -> str:
     """As in the strips; what somebody asked for and got is none of their findings."""
     if is_order(incident) and is_good((incident.get("action") or {}).get("checkpoint") or {}):
-        return "+"
+        return _GOOD
     return "X" if incident.get("severity") == "critical" else "!"
 
 
