@@ -61,6 +61,15 @@ def test_what_it_says_at_its_end_names_a_folder_that_is_there(bundle: Path, carr
     assert Path(named[1]).parent == (bundle.parent if carried_off else bundle.parent.parent) / "replays"
 
 
+def test_before_it_runs_the_jobs_own_arguments_it_says_what_they_may_write_to_and_how_to_give_others(bundle: Path) -> None:
+    script, word = bundle.parent.parent / "train.py", "files that the script writes under them are appended to or overwritten"
+    told = f"{word}; with others: watchdog replay {bundle} -- {script} ARGS\n"
+    before, _, _ = replayed(bundle).stderr.partition("files in ")
+    assert told in before
+    with_others = replayed(bundle, "--", script, 5)
+    assert with_others.returncode == 5 and word not in with_others.stderr
+
+
 def test_a_launcher_is_left_out_for_a_replay_is_one_process(bundle: Path) -> None:
     done = replayed(bundle, "--", "torchrun", "--nproc-per-node", 2, bundle.parent.parent / "train.py", 7)
     assert (done.returncode, json.loads(done.stdout)) == (7, ["1", None, ""]), done.stderr

@@ -54,13 +54,16 @@ def command(context: click.Context, bundle: Path, words: tuple[str, ...], cuda: 
         raise click.UsageError("no script can be told from the launch of this bundle: say it after --, as `-- python train.py`")
     if not given and any(HIDDEN in word for word in script):
         raise click.UsageError(f"the launch of this bundle was recorded without its secrets ({HIDDEN}): say its script after --, with them")
-    script = (sys.executable, *script) if script[0].endswith(".py") else script
-    say(f"replay of {bundle.name} on the {'GPU' if cuda else 'CPU'}: {' '.join(script)[:200]}")
+    to_run = (sys.executable, *script) if script[0].endswith(".py") else script
+    say(f"replay of {bundle.name} on the {'GPU' if cuda else 'CPU'}: {' '.join(to_run)[:200]}")
+    if not given:
+        other = f"watchdog replay {'--cuda ' if cuda else ''}{shlex.quote(str(bundle))} -- {shlex.quote(script[0])} ARGS"
+        say(f"with the arguments of the job: files that the script writes under them are appended to or overwritten; with others: {other}")
     for incident in recorded_for(bundle):
         say(f"recorded for: {one_line(str(incident.get('summary', '')))}")
     for doubt in () if cuda else doubts(ops=_learned_ops(bundle), not_finite=_not_finite(bundle)):
         say(f"on the CPU: {doubt}")
-    ours = ["--policy", "observe", "--dir", str(run_of(bundle) / "replays"), "run", "--replay", str(bundle.absolute()), "--", *script]
+    ours = ["--policy", "observe", "--dir", str(run_of(bundle) / "replays"), "run", "--replay", str(bundle.absolute()), "--", *to_run]
     environment = environment_of(os.environ, cuda=cuda, port=_free_port())
     return subprocess.run([sys.executable, "-m", "torch_watchdog.cli", *ours], env=environment, check=False).returncode
 
