@@ -13,6 +13,9 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from torch_watchdog.cli.main import watchdog
+from torch_watchdog.config import LaunchConfig
+
 SHOWN = ("WORLD_SIZE", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES")
 SCRIPT = f"import json, os, sys\nprint(json.dumps([os.environ.get(name) for name in {SHOWN}]))\nsys.exit(int(sys.argv[1]))\n"
 
@@ -134,3 +137,17 @@ def test_a_launch_that_was_recorded_without_its_secrets_is_asked_for_them(bundle
     done = replayed(bundle)
     assert done.returncode == 2 and "recorded without its secrets" in done.stderr
     assert replayed(bundle, "--", script, "7", "--hf_token", "abcdef0123456789").returncode == 7
+
+
+@pytest.mark.parametrize("is_replay", [True, False])
+def test_a_replay_alerts_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_replay: bool) -> None:
+    """Neither itself nor by a central daemon: it fails on purpose."""
+    launched = list[LaunchConfig]()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_WATCHDOG_ALERT", "json://127.0.0.1:9/x")
+    monkeypatch.setenv("TORCH_WATCHDOG_DAEMON", "127.0.0.1:9470")
+    monkeypatch.setattr("torch_watchdog.launch.run.launch", lambda config, _words, **_: launched.append(config))
+    more = ["--replay", str(tmp_path / "0-3.safetensors")] if is_replay else []
+    watchdog.main(["run", *more, "--", "python", "train.py"], standalone_mode=False)
+    (config,) = launched
+    assert (config.alerts, config.daemon) == (((), "auto") if is_replay else (("json://127.0.0.1:9/x",), "127.0.0.1:9470"))

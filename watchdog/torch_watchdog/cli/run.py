@@ -26,6 +26,8 @@ def command(context: click.Context, /, words: tuple[str, ...], scan: bool, scan_
     """Launch CMD under the watchdog: the explicit form of `watchdog CMD...`."""
     try:
         config = replace(settings(context), scan=scan, scan_after=scan_after, replay=replay)
+        if replay is not None:  # it fails on purpose: neither it nor a central daemon may call anybody for that
+            config = replace(config, alerts=(), daemon="auto")
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - a deleted folder, say
