@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from torch_watchdog.job.events import (
     AppendEvent,
     Effect,
@@ -244,6 +246,25 @@ def test_whom_a_rank_waited_for_is_asked_where_it_is_before_it_is_freed_from_the
     run.handle(Tick())
     (incident,) = run.job.incidents
     assert (incident["kind"], incident["origin"]["rank"], incident["step"], incident["ranks_affected"]) == ("rank.hang", 1, 5, [0])
+
+
+@pytest.mark.parametrize("by", [9, 15])
+def test_of_a_rank_that_did_not_move_it_is_told_who_ended_it_and_nothing_that_would_let_it_go_on(by: int) -> None:
+    run = Run()
+    gives_up(run)
+    state = m.RankEvent(rank=1, attempt=0, pid=11, kind="state", time_ns=0, order=1, text="T")
+    run.handle(ReportCame(node="b", report=m.NodeReport(seq=1, time_ns=0, events=(state,))))
+    run.now += 30
+    told = [effect.tell for effect in run.handle(Tick()) if isinstance(effect, SendOrder)]
+    assert (1, Release(generation=0, kill=True)) in [(tell.rank, tell.order) for tell in told], told
+    (incident,) = run.job.incidents
+    assert "SIGSTOP" in incident["summary"] and "until it is ended, `kill -CONT`" in incident["fix"]
+    run.rank_ends("b", 1, signal=by)
+    run.leave("a", 1)
+    run.leave("b", 1)
+    (incident,) = run.job.incidents
+    assert incident["fix"] == "find who stopped it: a debugger, a scheduler that suspends jobs, a shell's Ctrl-Z"
+    assert incident["cause"].count("the watchdog ended by SIGKILL what made no progress") == (by == 9)
 
 
 def test_a_rank_on_a_node_that_is_away_is_not_blamed_for_its_code_and_nobody_waits_for_its_end() -> None:

@@ -95,7 +95,8 @@ class Attempt:
             yield from self._tell_each(self._rescues.let_go(rank.rank))
 
     def _on_end(self, rank: RankState, event: m.RankEvent, node: str, now: float) -> Iterable[Effect]:
-        self._rescues.exited(rank.rank, now)
+        if self._rescues.exited(rank.rank, now, by=event.signal):
+            yield from (WriteIncident(incident=changed, contract_of_rank=None) for changed in self._shared.casebook.killed_by_us())
         if not rank.left:
             self._failures.see(event, node, rank.last_step, now, on_device=rank.step_on_device(event.updates_on_device))
             if event.exit_code != 0 and not self._failures.is_victim(event.pid) and not self._failures.is_asked_for(event.pid):

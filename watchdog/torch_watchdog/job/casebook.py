@@ -222,6 +222,10 @@ class Casebook:
         ]
         return [self._keep(found | {"action": found["action"] | {"exit_code": exit_code}}) for found in told]
 
+    def killed_by_us(self) -> Sequence[Incident]:
+        """A rank that the failure is laid to, and which made no progress."""
+        return [self._keep(build.killed_by_us(self._incidents[self._failure_id]))] if self._failure_id else []
+
     def prevented_bad_batch(self) -> bool:
         """Whether this attempt met a bad batch that a rank did not take."""
         return bool(self._prevented())
@@ -231,7 +235,7 @@ class Casebook:
         prevented = self._prevented() if exit_code is not None else []
         changed = []
         for found in self._incidents.values():
-            told = found | {"status": "resolved"}
+            told = build.without_way_on(found) | {"status": "resolved"}
             if found["attempt"] == self._attempt and found.get("framework_step") is None:  # found before the first steps were reported
                 told |= {"framework_step": _framework_step(ranks, found["origin"]["rank"], found["step"])}
             if found in prevented and found["action"]["exit_code"] is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from torch_watchdog.rules.death import LETS_GO_ON
 from torch_watchdog.rules.sign import About, Sign
 from torch_watchdog_proto.frames import to_json
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
@@ -40,6 +41,7 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 _SAMPLES_SHOWN = 8
+_BY_US = "the watchdog ended by SIGKILL what made no progress, which is the signal that the launcher reports"
 _LONG_FLOAT = 8  # digits and all
 
 
@@ -210,6 +212,17 @@ def rescued(found: Mapping[str, Any], rescue: Ended) -> dict[str, Any]:
         }
     newest = f"; the newest good checkpoint is {rescue.newest}" if rescue.checkpoint is None and rescue.newest else ""
     return with_reason(found, rescue.reason + newest) | {"action": action}
+
+
+def without_way_on(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a process that is gone: nothing lets it go on any more."""
+    return dict(found) | {"fix": found["fix"].replace(LETS_GO_ON, "")}
+
+
+def killed_by_us(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The incident of ranks that made no progress, once the watchdog has ended them: launchers show only the signal."""
+    told = without_way_on(found)
+    return told if _BY_US in found["cause"] else with_reason(told, _BY_US)
 
 
 def with_reason(found: Mapping[str, Any], reason: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Owns the order of the last words: first the rank that failed first, so that the 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 from torch_watchdog.job.first_failure import FirstFailure
@@ -29,6 +30,7 @@ class Rescues:
         self.ended: Ended | None = None
         self._ranks: set[int] = set()
         self._released: set[int] = set()
+        self._killed: set[int] = set()
         self._release_all_at: float | None = None
         self._exited: set[int] = set()
         self._ending: set[int] = set()  # failed first, and their processes are not gone yet
@@ -55,13 +57,15 @@ class Rescues:
         told = self._tell(self._coordinator.handle(RankGone(rank=rank), now=now))
         return (*told, *self._due(now))
 
-    def exited(self, rank: int, now: float) -> None:
-        """A rank's process has ended: the head start of the first failure begins where that was it."""
+    def exited(self, rank: int, now: float, *, by: int | None = None) -> bool:
+        """A rank's process has ended: the head start of the first failure begins where that was it. Whether its keeper has killed it,
+        as told: `by` is the signal."""
         self._exited.add(rank)
         if rank in self._ending:
             self._ending.discard(rank)
             if not self._ending and self._release_all_at is not None:
                 self._release_all_at = min(self._release_all_at, now + HEAD_START_S)
+        return rank in self._killed and by == signal.SIGKILL
 
     def said(self, message: RankMessage, now: float) -> Iterable[Tell]:
         return self._tell(self._coordinator.handle(FromRank(message=message), now=now))
@@ -91,6 +95,7 @@ class Rescues:
     def _release(self, ranks: set[int], *, kill: bool = False) -> tuple[Tell, ...]:
         new = sorted(ranks - self._released)
         self._released |= set(new)
+        self._killed |= set(new) - self._exited if kill else set()
         return tuple(Tell(rank=rank, order=Release(generation=0, kill=kill)) for rank in new)
 
     def _tell(self, effects: Iterable[Effect]) -> tuple[Tell, ...]:

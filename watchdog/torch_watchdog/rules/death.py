@@ -19,11 +19,12 @@ from torch_watchdog.rules.loader_died import LoaderDeath, loader_death
 from torch_watchdog.rules.named import named
 from torch_watchdog_proto.sentences import and_then, count
 
-__all__ = ["THEIRS_FOLLOW", "Files", "Verdict", "judge", "of_the_others", "raised_besides"]
+__all__ = ["LETS_GO_ON", "THEIRS_FOLLOW", "Files", "Verdict", "judge", "of_the_others", "raised_besides"]
 
 NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
+LETS_GO_ON = "; until it is ended, `kill -CONT` lets such a process go on"
 THEIRS_FOLLOW = "; what any other rank raises follows from this one"
 _PEERS_TOO = "; and look at the other ranks: one may have gone without a word, or have become another program (os.exec)"
 _MOST_BESIDES, _LONG_ERROR = 2, 200
@@ -104,7 +105,7 @@ def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) 
         return Verdict(
             kind="rank.hang", severity="critical", summary=f"{where}: {end.hung}",
             cause=f"rank {end.rank} made no progress while the others waited for it in a collective",
-            fix="find who stopped it: a debugger, a scheduler that suspends jobs, a shell's Ctrl-Z; until it is ended, `kill -CONT` lets such a process go on"
+            fix=f"find who stopped it: a debugger, a scheduler that suspends jobs, a shell's Ctrl-Z{LETS_GO_ON}"
             if STOPPED in end.hung
             else f"look at its stack in {files.stacks}: what it was in is what it never came back from",
         )  # fmt: skip
