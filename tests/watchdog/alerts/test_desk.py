@@ -117,11 +117,28 @@ def test_what_is_resolved_while_the_job_goes_on_is_resolved() -> None:
     assert desk.desk.open_alerts == () and desk.desk.saved("job") == []
 
 
-def test_what_was_over_before_it_could_be_told_wakes_nobody_but_the_chat_hears_of_it() -> None:
+@pytest.mark.parametrize("closing", [False, True])
+def test_what_was_over_before_it_could_be_told_wakes_nobody_but_the_chat_hears_of_it_and_then_of_its_end(closing: bool) -> None:
+    """An end alone is the end of nothing, to whoever reads it."""
     desk = Desk(PAGER, CHAT, MANAGER)
     desk.see(incident())
     desk.see(incident(status="resolved"))
-    assert desk.sent(HOLD_S) == [(CHAT, "resolve")]
+    assert desk.sent(closing=closing) == [(CHAT, "trigger")]
+    assert desk.sent(closing=closing) == [(CHAT, "resolve")]
+    assert desk.sent(HOLD_S) == [] and desk.desk.saved("job") == []
+
+
+def test_what_was_over_before_the_chat_took_a_word_is_told_from_its_begin_also_by_the_next_daemon() -> None:
+    desk = Desk(CHAT)
+    desk.down = {CHAT}
+    desk.see(incident())
+    desk.sent(HOLD_S)
+    desk.see(incident(status="resolved"))
+    assert desk.sent(10) == [(CHAT, "trigger")]
+    later = Desk(CHAT)
+    later.now = desk.now
+    later.desk.restore(json.loads(json.dumps(desk.desk.saved("job"))))
+    assert [later.sent(), later.sent(), later.sent()] == [[(CHAT, "trigger")], [(CHAT, "resolve")], []]
 
 
 def test_what_the_job_died_of_stands_until_it_trains_again() -> None:
@@ -378,7 +395,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_whatever_happens_every_receiver_ends_up_knowing_how_it_is(steps: list[Step]) -> None:
     """After the receivers are back and time has passed, each one's last word is the alert's state; a resolve never comes without a trigger."""
-    desk, told = Desk(PAGER, MANAGER), dict[tuple[str, str], str]()
+    desk, told = Desk(PAGER, MANAGER, CHAT), dict[tuple[str, str], str]()
 
     def tell(after_s: float) -> None:
         desk.now += after_s

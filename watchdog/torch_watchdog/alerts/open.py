@@ -21,7 +21,7 @@ _LONGEST_BACKOFF_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """`resend_s`: told again so often while it is open. `tells_past`: also of what was over before it could be told.
+    """`resend_s`: told again so often while it is open. `tells_past`: also of what was over before it could be told, and then of its end.
 
     `per_minute`: more than so many have to wait; what changes meanwhile is told once, in its newest words.
     """
@@ -134,10 +134,14 @@ class Open:
 
     def _delivery(self, name: str, line: Line, now: float, closing: bool) -> Delivery:
         line.under_way = True
-        action: Action = "resolve" if self.alert.resolved else "acknowledge" if self.alert.acknowledged_by and line.took else "trigger"
         lasts_s = _KEEP_S if closing else 5 * (line.rules.resend_s or 0.0)
+        alert, version = self.alert, self.version
+        if alert.resolved and not line.took:
+            # It was over before it could be told. What began comes first all the same, and its end after it: nobody can pair an end with nothing.
+            alert, version = replace(alert, resolved=False), max(1, version - 1)
+        action: Action = "resolve" if alert.resolved else "acknowledge" if alert.acknowledged_by and line.took else "trigger"
         return Delivery(
-            receiver=name, action=action, alert=self.alert, version=self.version, ends_s=now if self.alert.resolved else now + lasts_s,
+            receiver=name, action=action, alert=alert, version=version, ends_s=now if alert.resolved else now + lasts_s,
             again=line.took > 0, is_last=closing,
         )  # fmt: skip
 
