@@ -151,6 +151,25 @@ def test_what_the_job_died_of_stands_until_it_trains_again() -> None:
     assert desk.sent() == [(PAGER, "resolve")]
 
 
+@pytest.mark.parametrize(
+    ("kind", "severity", "exit_code", "stands"),
+    [
+        ("rank.died", "warning", 1, True),  # a SIGTERM from outside
+        ("rank.died", "warning", 0, False),
+        ("rank.straggler", "warning", 1, False),  # nobody dies of a slow rank
+        ("batch.empty", "critical", 65, True),
+    ],
+)
+def test_what_the_job_died_of_stands_whoever_ended_it(kind: str, severity: str, exit_code: int, stands: bool) -> None:
+    desk = Desk(PAGER, CHAT)
+    desk.see(incident(kind, severity=severity))
+    desk.see(incident(kind, severity=severity, status="resolved"), ended=True, exit_code=exit_code)
+    assert desk.sent(closing=True) == ([(PAGER, "trigger"), (CHAT, "trigger")] if stands else [(CHAT, "trigger")])
+    assert desk.sent(closing=True) == ([] if stands else [(CHAT, "resolve")])
+    desk.desk.trains(facts("job.2", training_job="job"), desk.now)
+    assert desk.sent() == ([(PAGER, "resolve"), (CHAT, "resolve")] if stands else [])
+
+
 def test_what_nobody_mends_is_forgotten_after_a_day() -> None:
     desk = Desk()
     desk.see(incident())

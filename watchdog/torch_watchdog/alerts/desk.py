@@ -104,7 +104,9 @@ class AlertDesk:
         if known is None and (over or self._is_flooded(job.job)):
             return
         alert = _alert(incident, job, known, now)
-        stands = over and job.ended and incident["severity"] == "critical" and job.exit_code not in (0, None)
+        # What a SIGTERM ended is a warning only, and the training is gone all the same.
+        may_end_it = incident["severity"] == "critical" or incident["kind"] == "rank.died"
+        stands = over and job.ended and may_end_it and job.exit_code not in (0, None)
         self._keep(alert, now, resolved=over and not stands, stands=stands)
 
     def raised(self, alert: Alert, now: float, *, stands: bool = False) -> None:
