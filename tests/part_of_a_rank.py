@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from torch_watchdog_agent.checkpoint.position import START, Place
 from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState
 from torch_watchdog_agent.checkpoint.window import WindowState
 from torch_watchdog_agent.loop import Loop
@@ -28,6 +30,7 @@ class PartOfARank:
         self.said: list[str] = []
         self.say = self.said.append
         self.window = WindowState(Subjects(), say=self.say)
+        self.place: Callable[..., Place] = lambda **_: START
         self.told: list[Any] = []
         self.heard = threading.Event()
 

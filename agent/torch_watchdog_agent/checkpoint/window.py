@@ -173,6 +173,11 @@ class WindowState:
         moment = self._at(windows_back)
         return moment.place.with_generators(moment.rng)
 
+    def begins_at(self, place: Place) -> bool:
+        """Whether the newest window's first batch is the next one there."""
+        newest = self._at(1).place
+        return (newest.epoch, newest.batches) == (place.epoch, place.batches)
+
     def is_rewound(self, windows_back: int) -> bool:
         """Whether everything is still as `rewound` has put it: a training thread that cannot be stopped may have moved on."""
         return self._at(windows_back).is_in_place()

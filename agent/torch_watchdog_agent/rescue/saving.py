@@ -16,15 +16,18 @@ from torch_watchdog_proto.rescue_words import Rescue
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import Reader
+    from torch_watchdog_agent.checkpoint.position import Place
     from torch_watchdog_agent.rank import Rank
 
 __all__ = ["save", "seal", "unsaved"]
 
 
-def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Reader | None = None, part: int | None = None) -> Saved:
+def save(
+    rank: Rank, order: Rescue, *, updates: int, windows_back: int, place: Place | None = None, read: Reader | None = None, part: int | None = None
+) -> Saved:  # fmt: skip
     """Writes and digests; what fails becomes the answer's error. `updates`: how many the state has seen; `windows_back`:
-    how many windows were begun after them (0 behind the end of a pass over the data: what was there counts); `read`: brings tensors to the host; `part`:
-    which one this rank holds, None: all of it.
+    how many windows were begun after them (0 behind the end of a pass over the data: what was there counts), and where in the data that is by `place`, None:
+    at this moment; `read`: brings tensors to the host; `part`: which one this rank holds, None: all of it.
     """
     from torch_watchdog_agent.checkpoint.alone import save_alone
     from torch_watchdog_agent.checkpoint.errors import in_words
@@ -41,11 +44,12 @@ def save(rank: Rank, order: Rescue, *, updates: int, windows_back: int, read: Re
             return unsaved(rank, order, updates, "what its step began with is not on hand")
         if windows_back and (why := rank.window.why_no_buffers(updates)):
             return unsaved(rank, order, updates, why)
-        rewinds = windows_back > 0 or rank.window.is_behind_the_end(updates, rank.place())
+        place = place or rank.place()
+        rewinds = windows_back > 0 or rank.window.is_behind_the_end(updates, place)
         position, rng = (
             (rank.window.position_at(windows_back), rank.window.rng_at(windows_back))
             if rewinds
-            else (rank.place().with_generators(RngState.capture()), None)
+            else (place.with_generators(RngState.capture()), None)
         )
         if windows_back and read is not None:
             read = rank.window.with_kept_buffers(read)  # the device goes on changing those that the models have

@@ -16,6 +16,7 @@ from torch_watchdog_agent.checkpoint.position import Place
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 from torch_watchdog_agent.checkpoint.window import WindowState
+from torch_watchdog_agent.rescue import saving
 from torch_watchdog_agent.rescue.looking import looked_at
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_proto.messages import Leave, Saved
@@ -132,6 +133,60 @@ def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_a
     assert rescuer.takes(Leave(generation=7))
     stands.join(20)
     assert left == [3]
+
+
+@pytest.mark.parametrize("opens", ["as it is to be saved", "as it is saved"])
+def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(opens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look at a large model takes a while in the first steps; and a place is read that counts a batch which the loop has not got yet."""
+    model = torch.nn.Linear(2, 2)
+    rank: Any = Rank(tmp_path)
+    rank.subjects = Subjects()
+    rank.subjects.optimizer_seen(torch.optim.SGD(model.parameters(), lr=0.1))
+    rank.window = WindowState(rank.subjects, say=rank.say)
+    rank.window.opened(updates=4, place=Place(1, 6, None))
+    rank.quarantine = SimpleNamespace(lines=tuple)
+    rank.place = lambda **_: Place(1, 8, None)
+    rescuer = Rescuer(rank, leave=lambda: None)
+    rescuer.at_boundary(in_window=False)
+    assert rescuer.takes(FREE)
+    assert rank.heard.wait(20)
+    rank.heard.clear()
+    asked, begun = threading.Event(), threading.Event()
+
+    def use() -> None:
+        if opens == "as it is saved":
+            assert asked.wait(20)
+        rank.loop.handed_over()
+        begun.set()
+        assert asked.wait(20)
+        rank.window.opened(updates=5, place=Place(1, 7, None))
+        with pytest.raises(SystemExit):
+            rescuer.at_hand_over(opens=True)
+
+    stands = threading.Thread(target=use)
+    stands.start()
+    saves = saving.save
+
+    def save(*args: Any, **kwargs: Any) -> Saved:
+        saved = saves(*args, **kwargs)
+        asked.set()
+        assert begun.wait(20)
+        return saved
+
+    if opens == "as it is saved":
+        monkeypatch.setattr(saving, "save", save)
+    else:
+        assert begun.wait(20)
+        monkeypatch.setattr(rescuer, "_until", lambda true, **_: (asked.set(), until(true)))
+    until = Rescuer._until.__get__(rescuer)
+    assert rescuer.takes(Rescue(generation=7, path=str(tmp_path / "step-5"), reason=""))
+    assert rank.heard.wait(60)
+    saved, _ = rank.told[-1]
+    assert isinstance(saved, Saved) and saved.error is None
+    position = RankFile.read(tmp_path / "partial.step-5", 0).position
+    assert (position.epoch, position.batches) == (1, 7)
+    assert rescuer.takes(Leave(generation=7))
+    stands.join(20)
 
 
 def test_a_rank_that_has_failed_and_waits_for_a_word_is_not_said_to_be_elsewhere(tmp_path: Path) -> None:
