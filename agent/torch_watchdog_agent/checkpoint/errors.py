@@ -8,12 +8,14 @@ from pathlib import Path
 LONGEST_SENTENCE = 500
 
 
-def in_words(error: BaseException) -> str:
-    """One sentence. Of torch's CheckpointException, whose text is a traceback of each rank, the first rank's own error is said."""
+def in_words(error: BaseException, *, alone: bool = False) -> str:
+    """One sentence. Of torch's CheckpointException, whose text is a traceback of each rank, the first rank's own error is said. `alone`: a rank that saves
+    without the others is the first to torch, whatever its number."""
     by_rank = getattr(error, "failures", None)
     if isinstance(by_rank, Mapping) and by_rank:
         rank = min(by_rank)
-        return f"rank {rank}: {in_words(by_rank[rank][0])}"
+        words = in_words(by_rank[rank][0])
+        return words if alone else f"rank {rank}: {words}"
     first_line = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first_line}"[:LONGEST_SENTENCE]
 

@@ -63,7 +63,7 @@ def save(
                 discard(saved.path)
                 return unsaved(rank, order, updates, "the training has moved on while its state was being saved")
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon
-        return unsaved(rank, order, updates, in_words(error))
+        return unsaved(rank, order, updates, in_words(error, alone=True))
     return _saved(rank, order, updates, path=str(saved.path), finite=saved.finite, files=saved.files, format=saved.format)
 
 

@@ -184,6 +184,7 @@ def test_a_full_disk_is_called_that_and_not_by_the_place_in_a_file_that_torch_na
 def test_of_torchs_exception_for_all_ranks_the_first_ranks_own_error_is_said() -> None:
     of_two = {1: (OSError(5, "Input/output error"), None), 0: (ValueError("half\nof it"), None)}
     assert in_words(CheckpointException("write", of_two)) == "rank 0: ValueError: half"
+    assert in_words(CheckpointException("write", of_two), alone=True) == "ValueError: half"
     assert in_words(CheckpointException("write", {})).startswith("CheckpointException: ")
 
 
