@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello, NodeReport, Order, Policy, RankMessage
 
-ShownPhase: TypeAlias = Literal["start", "train", "eval", "saving", "end", "stopped", "asked"]
+ShownPhase: TypeAlias = Literal["start", "train", "eval", "saving", "end", "stopped", "asked", "late"]
 ShownPolicy: TypeAlias = Literal["stop", "skip", "observe", "scan"]  # the last: it has only looked at its data
 OrderKind: TypeAlias = Literal["order.stop", "order.checkpoint", "order.preemption", "order.cancel"]
 ORDER_KINDS: tuple[OrderKind, ...] = get_args(OrderKind)
@@ -121,7 +121,7 @@ ControlUp: TypeAlias = ControlHello | RankSaid | RankLost
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
     """The newest that is known of one rank. `last_seen_s` is seconds since the epoch; `alive` is False once its process is gone. `phase` is "stopped"
-    where that process is (SIGSTOP), "asked" where an order under way waits for its promise.
+    where that process is (SIGSTOP), "asked" where an order under way waits for its promise, "late" where the others stand still for it.
 
     Steps count from 0 in each launch. `updates_applied` counts on from the checkpoint that a launch resumed; `began_at_update` is what it held.
     """

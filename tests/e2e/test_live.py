@@ -125,6 +125,30 @@ def test_who_asks_for_a_stop_is_told_at_once_which_rank_is_stopped_and_what_lets
     assert running.returncode == 0 and "stopped on request" in err, err
 
 
+def test_who_asks_for_a_stop_is_told_who_is_late_and_what_ends_it_and_so_is_who_asks_again(tmp_path: Path) -> None:
+    """A rank sleeps in its step: it answers, so a step is agreed on, and never comes to it."""
+    sleeps = [str(SCRIPTS / "failing.py"), "--fault", "sleep", "--at", "9", "--pause", "0.05"]
+    process = start(tmp_path, [*WATCHDOG, "--job", "job", *TORCHRUN, *sleeps])
+    until((tmp_path / "watchdog_runs" / "job" / "job.json").exists, "the launch has begun")
+    eventually(lambda: (found := ask(tmp_path, "status"))["ranks"][1:] and found["ranks"][1]["last_step"] == 8, "it has come to that step")
+    asked = tmp_path / "asked"
+    waiting = start_in(asked, [*WATCHDOG, "stop", "job", "--dir", str(tmp_path / "watchdog_runs")])
+    late = re.compile(
+        r"rank 0 waits for rank 1: .*failing\.py\", line .*`kill -9 (\d+)` on \S+ ends rank 1, SIGTERM to the launch ends all: the ranks"
+    )
+    until(lambda: late.search((asked / "err").read_text()) is not None, "it is told while it is waited for")
+    for again in ([], ["--cancel"]):
+        refused = launch(tmp_path, [*WATCHDOG, "stop", "job", *again])
+        assert refused.code == 1 and late.search(refused.err), refused.err
+    assert ask(tmp_path, "status")["ranks"][1]["phase"] == "late"
+    found = late.search((asked / "err").read_text())
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGKILL)
+    told, run = ended(waiting, asked), ended(process, tmp_path)
+    assert len(late.findall(told.err)) == 1, told.err
+    assert committed(tmp_path) == {"step-9"}, run.err
+
+
 def test_a_keeper_that_is_stopped_is_told_once_its_rank_has_ended_with_what_lets_the_launch_end(tmp_path: Path) -> None:
     """The launcher waits for it, and nothing had said why."""
     process = start(tmp_path, [*WATCHDOG, "--job", "job", *TORCHRUN, SCRIPT, "--steps", "300", "--step-time-s", "0.02"])

@@ -7,7 +7,18 @@ from typing import Any
 import job_harness as harness
 import pytest
 
-from torch_watchdog.job.events import AppendEvent, Effect, NodeJoined, RankGone, RankSpoke, SendOrder, Tick, WriteIncident
+from torch_watchdog.job.events import (
+    AppendEvent,
+    Effect,
+    NodeJoined,
+    OrderRequested,
+    RankGone,
+    RankSpoke,
+    Refused,
+    SendOrder,
+    Tick,
+    WriteIncident,
+)
 from torch_watchdog.job.job import Job
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.rescue_words import Free, Look, Looked
@@ -154,11 +165,25 @@ def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody
         looks = [effect.tell for effect in run.wait(1.0) if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Look)]
         for look in looks:
             run.say(Looked(rank=look.rank, generation=look.order.generation, waits=look.rank == 0, stack=STACK, timeout_s=20.0))
-    assert run.job.status().standstill.startswith("rank 0 waits for rank 1: it is not in a collective")
+    status = run.job.status()
+    assert status.standstill.startswith("rank 0 waits for rank 1: it is not in a collective")
+    assert [rank.phase for rank in status.ranks] == ["train", "late"]
+    way = "if that does not end by itself, `kill -9 101` on node ends rank 1, SIGTERM to the launch ends all: the ranks that wait save what they hold"
+    for kind in ("order.cancel", "order.stop"):
+        (refused,) = (effect for effect in run.handle(OrderRequested(kind=kind, by="ann", reason="")) if isinstance(effect, Refused))
+        assert f"{status.standstill}; {way}" in refused.reason, refused.reason
     assert run.job.state == "stopping" and Free not in [kind for _, kind in harness.orders(run.effects)]
     events = [effect.event for effect in run.handle(RankGone(rank=1, pid=101, attempt=0)) if isinstance(effect, AppendEvent)]
     (closed,) = (event["text"] for event in events if event["kind"] == "order.closed")
     assert closed.endswith(": rank 1 is gone, and had not come to its next step by then")
+
+
+def test_a_refusal_while_ranks_are_waited_for_says_for_what_before_anybody_is_known_to_be_late() -> None:
+    run, again = promised(), OrderRequested(kind="order.stop", by="ann", reason="")
+    (refused,) = (effect for effect in run.handle(again) if isinstance(effect, Refused))
+    assert refused.reason.endswith(
+        "; it waits until every rank has come to the end of its step; `watchdog status` says who is late once that is known"
+    )
 
 
 def test_while_ranks_save_no_standstill_is_looked_for() -> None:

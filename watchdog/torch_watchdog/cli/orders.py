@@ -15,6 +15,7 @@ from torch_watchdog.cli.output import print_json
 from torch_watchdog.cli.source import JobLook, find_job, has_own_daemon, live_client
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError, WatchdogError
+from torch_watchdog.job.ranks import way_out
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.summary import to_go_on
 from torch_watchdog.phrases import as_typed, checkpoint_state, is_good
@@ -22,10 +23,12 @@ from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.user import caller
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_proto.envelopes import OrderAnswer, OrderKind, RankStatus
+from torch_watchdog_proto.sentences import and_then
 
 __all__ = ["ask", "order_options"]
 
 LOOK_EVERY_S = 0.2
+_LATE = "late "  # before the ranks, of what was said
 WORTH_A_LINE_S = 2.0  # of a rank that has not answered: others' answers take milliseconds
 Incident = Mapping[str, Any]
 
@@ -129,11 +132,15 @@ class _Awaited:
         return found, found is None and self.client.job(self.look.name).state == "ended"
 
     def _say_who_is_silent(self, said: frozenset[str], waited_s: float) -> frozenset[str]:
-        """Each once, as soon as it is known: who asks could do something about it."""
-        silent = [words for rank in self.client.job(self.look.name).ranks if (words := _why_silent(rank, waited_s)) and words not in said]
-        for words in silent:
+        """Each once, as soon as it is known: who asks could do something about it. Who is late is told again once that is another."""
+        job = self.client.job(self.look.name)
+        told = {words: words for rank in job.ranks if (words := _why_silent(rank, waited_s, job.job))}
+        late = [str(rank.rank) for rank in job.ranks if rank.phase == "late"]
+        if late and not told:
+            told[f"{_LATE}{' '.join(late)}"] = and_then(job.standstill, way_out(job.ranks, job.policy))
+        for words in (words for key, words in told.items() if key not in said):
             self.say(words)
-        return said | set(silent)
+        return frozenset(key for key in said if not key.startswith(_LATE)) | told.keys()
 
     def _own(self, incidents: Iterable[Incident]) -> Incident | None:
         return next(iter(_orders(incidents, self.kind)[self.known :]), None)
@@ -150,11 +157,12 @@ def _told_on_the_side(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _why_silent(rank: RankStatus, waited_s: float) -> str:
+def _why_silent(rank: RankStatus, waited_s: float, job: str) -> str:
     if rank.phase == "stopped":
         return f"rank {rank.rank} does not answer: its process is stopped; `kill -CONT {rank.pid}` on {rank.node} lets it go on"
     if rank.phase == "asked" and waited_s >= WORTH_A_LINE_S:
-        return f"rank {rank.rank} does not answer yet: pid {rank.pid} on {rank.node} runs, and native code may hold the interpreter's lock"
+        why = f"pid {rank.pid} on {rank.node} runs, and native code may hold the interpreter's lock"
+        return f"rank {rank.rank} does not answer yet: {why}; until it does, `watchdog stop {job} --cancel` takes back what was asked"
     return ""
 
 

@@ -5,7 +5,6 @@ Owns one attempt, and nothing of the one before it leaks in: a restart makes a n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -19,12 +18,12 @@ from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.orders import Orders, Shared
 from torch_watchdog.job.pace import PaceWatch
-from torch_watchdog.job.ranks import RankState
-from torch_watchdog.job.rescues import Rescues
+from torch_watchdog.job.ranks import RankState, awaited
+from torch_watchdog.job.rescues import Rescues, why_not_asked
 from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.death import signal_name
 from torch_watchdog_proto import messages as m
-from torch_watchdog_proto.envelopes import TellRank
+from torch_watchdog_proto.envelopes import RankStatus, TellRank
 from torch_watchdog_proto.rescue_words import Failed, Look, Looked
 from torch_watchdog_proto.stop import events as stop
 from torch_watchdog_proto.stop.rescue import RankFailed
@@ -32,7 +31,6 @@ from torch_watchdog_proto.stop.rescue import RankFailed
 __all__ = ["Attempt"]
 
 _MAX_REASON = 4_000  # characters: what a rank has said of itself, in an order to the others
-_DEVICE_IS_LOST = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error")
 
 
 class Attempt:
@@ -159,7 +157,7 @@ class Attempt:
             self._say_who_is_away(alive)
         victim = self._failures.is_victim(rank.pid)
         reason = f"rank {rank.rank}{' lost another' if victim else ''}: {failed.text}"
-        why_not = _why_not_asked(failed)
+        why_not = why_not_asked(failed)
         yield from self._rescue(rank.rank, reason, now, victim=victim, waits=not why_not, why_not=why_not)
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
@@ -275,6 +273,10 @@ class Attempt:
         """Who is late and since when, in words; empty while steps come."""
         return self._hangs.standstill
 
+    def statuses(self) -> tuple[RankStatus, ...]:
+        late = self._hangs.late if self.standstill else ()
+        return tuple(self.ranks[rank].status(late=rank in late) for rank in sorted(self.ranks))
+
     def _ranks_in_training(self) -> frozenset[int]:
         return frozenset(rank.rank for rank in self.ranks.values() if rank.alive and rank.phase != "end")
 
@@ -298,11 +300,18 @@ class Attempt:
         if self.ending.is_stopping:
             return (Refused(reason=f"it has stopped already, and is about to end: {self.ending.why}"),)
         if event.kind == "order.cancel":
-            return self._orders.tell(stop.CancelRequested(by=event.by), now)
+            return self._and_who_is_awaited(self._orders.tell(stop.CancelRequested(by=event.by), now))
         reason = event.reason or f"requested by {event.by}"
         leave = event.kind != "order.checkpoint"
         request = stop.StopRequested(kind=event.kind, by=event.by, reason=reason, exit_code=0, save=True, leave=leave)
-        return self._orders.tell(request, now)
+        return self._and_who_is_awaited(self._orders.tell(request, now))
+
+    def _and_who_is_awaited(self, effects: Iterable[Effect]) -> Iterable[Effect]:
+        """A refusal because an order waits for the ranks says for whom."""
+        if not self._orders.awaits_step:
+            return effects
+        why = awaited(self.statuses(), self.standstill, self._shared.policy)
+        return [replace(effect, reason=f"{effect.reason}; {why}") if isinstance(effect, Refused) else effect for effect in effects]
 
     def tick(self, now: float) -> Iterable[Effect]:
         """Time has passed."""
@@ -386,15 +395,3 @@ class Attempt:
 
     def _event(self, now: float, kind: str, *, text: str, **more: Any) -> AppendEvent:
         return self._shared.log.line(now, kind, attempt=self.number, text=text, **more)
-
-
-def _why_not_asked(failed: Failed) -> str:
-    """Why a rank that raises is not asked for its state; empty where it is: in the middle of a step. Between two nobody knows what of the step was still to
-    come (a teacher's weights, a scaler), nor from a device that answers no more; a script that ends by an exit of its own is not kept waiting."""
-    if failed.between and failed.step == 0:
-        return "had trained nothing yet"
-    if failed.chain and failed.chain[-1].startswith("SystemExit"):
-        return "ended by an exit of the script's own, which is not held back"
-    if any(map(_DEVICE_IS_LOST.search, failed.chain)):
-        return "has met an error of its GPU, which answers no more"
-    return "failed between two steps, where what belongs to its last one may be still to come" if failed.between else ""

@@ -102,7 +102,7 @@ class Job:
         return JobStatus(
             job=self.name, state=self.state, policy=self.policy, attempt=attempt.number, world_size=attempt.world_size, run_dir=self._run_dir,
             started_s=self._started_s, nodes=tuple(self._nodes), incidents=faults, lost_records=self._lost_records,
-            exit_code=self._final_exit_code(), ranks=tuple(attempt.ranks[rank].status() for rank in sorted(attempt.ranks)),
+            exit_code=self._final_exit_code(), ranks=attempt.statuses(),
             standstill=attempt.standstill,
         )  # fmt: skip
 

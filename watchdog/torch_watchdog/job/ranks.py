@@ -5,10 +5,11 @@ Owns per-rank counters of one attempt; decides nothing. Pure: `now` is an argume
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch_watchdog_proto.envelopes import RankStatus
+from torch_watchdog.rules.named import named
+from torch_watchdog_proto.envelopes import RankStatus, ShownPhase, ShownPolicy
 from torch_watchdog_proto.messages import (
     Abandon,
     Ack,
@@ -24,9 +25,10 @@ from torch_watchdog_proto.messages import (
     StepBlock,
 )
 from torch_watchdog_proto.rescue_words import Failed
+from torch_watchdog_proto.sentences import and_then
 from torch_watchdog_proto.stop.events import Closed
 
-__all__ = ["RankState", "with_the_stopped"]
+__all__ = ["RankState", "awaited", "way_out", "with_the_stopped"]
 
 _MAX_LEFT_OUT = 1000
 _MAX_AHEAD = 64  # steps that Python may be ahead of its device: a launch queue holds fewer
@@ -170,8 +172,9 @@ class RankState:
         if isinstance(order, Commit) and order.veto is not None:
             self._leave_out((order.veto,))
 
-    def status(self) -> RankStatus:
-        phase = self.phase if not self.alive else "stopped" if self.stopped else "asked" if self.asked else self.phase
+    def status(self, *, late: bool = False) -> RankStatus:
+        waited_for: ShownPhase | None = "stopped" if self.stopped else "asked" if self.asked else "late" if late else None
+        phase = (self.alive and waited_for) or self.phase
         return RankStatus(
             rank=self.rank, node=self.node, pid=self.pid, phase=phase, alive=self.alive, last_step=self.last_step, loss=self.loss,
             step_time_s=self.step_time_s, last_seen_s=self.last_seen_s, updates_applied=self.updates_applied,
@@ -186,3 +189,30 @@ def with_the_stopped(closed: Closed, ranks: Iterable[RankState]) -> Closed:
         return closed
     who = ", ".join(f"rank {rank.rank} (`kill -CONT {rank.pid}` on {rank.node})" for rank in stopped)
     return replace(closed, reason=f"{closed.reason}; stopped processes: {who}")
+
+
+def awaited(ranks: Sequence[RankStatus], standstill: str, policy: ShownPolicy) -> str:
+    """For whom an order waits, as far as it is known yet, and what a person can do."""
+    silent = [rank for rank in ranks if rank.phase in ("asked", "stopped")]
+    if standstill:
+        words = standstill
+    elif silent:
+        words = f"it waits for an answer of {named([rank.rank for rank in silent])}"
+    else:
+        words = "it waits until every rank has come to the end of its step; `watchdog status` says who is late once that is known"
+    way = way_out(ranks, policy)
+    return and_then(words, way) if way else words
+
+
+def way_out(ranks: Iterable[RankStatus], policy: ShownPolicy) -> str:
+    """What a person can type where ranks are late; empty where none is."""
+    stopped = next((rank for rank in ranks if rank.phase == "stopped"), None)
+    if stopped is not None:
+        return f"`kill -CONT {stopped.pid}` on {stopped.node} lets rank {stopped.rank} go on"
+    late = next((rank for rank in ranks if rank.phase == "late"), None)
+    if late is None:
+        return ""
+    saves = "" if policy == "observe" else ": the ranks that wait save what they hold, as after a failure"
+    return (
+        f"if that does not end by itself, `kill -9 {late.pid}` on {late.node} ends rank {late.rank}, SIGTERM to the launch ends all{saves}"
+    )

@@ -6,19 +6,21 @@ Owns the order of the last words: first the rank that failed first, so that the 
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 
 from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog_proto.messages import RankMessage
-from torch_watchdog_proto.rescue_words import Release
+from torch_watchdog_proto.rescue_words import Failed, Release
 from torch_watchdog_proto.stop.events import FromRank, RankGone, Tell, Tick
 from torch_watchdog_proto.stop.rescue import Effect, Ended, RankFailed, RescueCoordinator
 
-__all__ = ["Rescues"]
+__all__ = ["Rescues", "why_not_asked"]
 
 LONGEST_END_S = 8.0  # of a rank that has failed and is still tearing down
 HEAD_START_S = 1.5  # of the first failure's keeper: a second for the workers that its rank left behind; launchers look ten times a second
+_DEVICE_IS_LOST = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error")
 
 
 class Rescues:
@@ -106,3 +108,15 @@ class Rescues:
             else:
                 told.append(effect)
         return tuple(told)
+
+
+def why_not_asked(failed: Failed) -> str:
+    """Why a rank that raises is not asked for its state; empty where it is: in the middle of a step. Between two nobody knows what of the step was still to
+    come (a teacher's weights, a scaler), nor from a device that answers no more; a script that ends by an exit of its own is not kept waiting."""
+    if failed.between and failed.step == 0:
+        return "had trained nothing yet"
+    if failed.chain and failed.chain[-1].startswith("SystemExit"):
+        return "ended by an exit of the script's own, which is not held back"
+    if any(map(_DEVICE_IS_LOST.search, failed.chain)):
+        return "has met an error of its GPU, which answers no more"
+    return "failed between two steps, where what belongs to its last one may be still to come" if failed.between else ""
