@@ -170,6 +170,59 @@ def test_what_the_job_died_of_stands_whoever_ended_it(kind: str, severity: str, 
     assert desk.sent() == ([(PAGER, "resolve"), (CHAT, "resolve")] if stands else [])
 
 
+def ends(desk: Desk) -> list[str]:
+    """How what ends now ended, as receivers are told."""
+    found = [one for one in desk.desk.due(desk.now) if one.action == "resolve"]
+    for one in found:
+        (desk.desk.failed if one.receiver in desk.down else desk.desk.delivered)(one, desk.now)
+    return [one.alert.resolved_by for one in found]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "the job goes on"),
+        ({"ended": True, "exit_code": 0}, "the job has ended well"),
+        ({"ended": True, "exit_code": 7, "exit_codes": {7: 107}}, "the job has ended (exit code 107)"),
+        ({"ended": True}, "the job has ended"),
+    ],
+)
+def test_an_end_says_how_it_came(more: dict[str, Any], words: str) -> None:
+    desk = Desk(PAGER, CHAT)
+    desk.see(incident(severity="warning"))
+    desk.sent(HOLD_S)
+    desk.down = {PAGER}
+    desk.see(incident(severity="warning", status="resolved"), **more)
+    assert ends(desk) == [words] * 2
+    desk.down = set()
+    desk.see(incident(severity="warning", status="resolved"), ended=True, exit_code=0)
+    desk.now += 10
+    assert ends(desk) == [words]  # it ended then: the chat, which has heard of that, hears nothing more as its job ends
+
+
+@pytest.mark.parametrize(
+    ("later", "after_s", "words"),
+    [
+        (facts("job.2", training_job="job"), 0.0, "the later run job.2 trains"),
+        (facts(attempt=1), 0.0, "the launcher's next attempt trains"),
+        (None, 86_401.0, "nothing more was heard of it for a day"),
+    ],
+)
+def test_the_end_of_what_a_job_died_of_says_what_ended_it(later: JobFacts | None, after_s: float, words: str) -> None:
+    desk = Desk()
+    desk.see(incident())
+    desk.see(incident(status="resolved"), ended=True, exit_code=75)
+    desk.sent()
+    saved = json.loads(json.dumps(desk.desk.saved("job")))
+    saved[0]["alert"].pop("resolved_by")  # as an older daemon's are
+    after = Desk()
+    after.now = desk.now + after_s
+    after.desk.restore(saved)
+    if later is not None:
+        after.desk.trains(later, after.now)
+    assert ends(after) == [words]
+
+
 def test_what_nobody_mends_is_forgotten_after_a_day() -> None:
     desk = Desk()
     desk.see(incident())

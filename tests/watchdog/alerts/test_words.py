@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch_watchdog.alerts.alert import Alert, Delivery
 from torch_watchdog.alerts.alertmanager import posted
 from torch_watchdog.alerts.pagerduty import event
 from torch_watchdog.alerts.receivers import check_url, receiver_of
-from torch_watchdog.alerts.text import lines_of, ranks_in_words, says_the_same, title_of, what
+from torch_watchdog.alerts.text import lines_of, page_of, ranks_in_words, said, says_the_same, title_of, what
 from torch_watchdog.daemon.alerting import Alerting
 from torch_watchdog.daemon.config import AlertsConfig
 from torch_watchdog.errors import ConfigError
@@ -174,14 +175,30 @@ def test_what_was_done_is_never_made_better_than_it_is(action: dict[str, Any], w
     assert f"done: {words}" in lines_of(bad_batch(**action), world_size=2, page=None, runbook=None)
 
 
-def delivery(action: Any = "trigger", **more: Any) -> Delivery:
+def delivery(action: Any = "trigger", alert: Alert | None = None, **more: Any) -> Delivery:
     found = bad_batch(**STOPPED)
-    alert = Alert(
+    alert = alert or Alert(
         key="0123456789abcdef", training_job="nightly-7b", job="nightly-7b.2", attempt=0, incident="3", kind=found["kind"], severity="critical",
         title=title_of(found), lines=lines_of(found, world_size=WORLD, page="https://w/p", runbook="https://w/r"), starts_s=1_700_000_000.0,
         node="node-17", rank=3, page="https://w/p", runbook="https://w/r",
     )  # fmt: skip
     return Delivery(receiver="r", action=action, alert=alert, version=1, ends_s=1_700_000_300.0, **more)
+
+
+@pytest.mark.parametrize("outlived", [True, False])
+def test_an_end_says_how_it_came_and_names_no_page_that_is_gone_and_nothing_to_acknowledge(outlived: bool) -> None:
+    page, wiki = "http://10.0.0.7:8123/jobs/nightly-7b/incidents/3", "https://wiki/x"
+    lines = lines_of(bad_batch(**STOPPED), world_size=WORLD, page=page, runbook=wiki, outlived=outlived)
+    told = delivery(alert=replace(delivery().alert, lines=lines, page=page))
+    assert (said(told), page_of(told)) == (lines, page)
+    over = replace(told, action="resolve", alert=replace(told.alert, resolved=True, resolved_by="the later run nightly-7b.3 trains"))
+    kept = [line for line in lines if not line.startswith("mine: ") and (outlived or not line.startswith("page: "))]
+    assert said(over) == ("resolved: the later run nightly-7b.3 trains", *kept) and kept[-1] == f"help: {wiki}"
+    (shown,) = posted(over)
+    assert (page_of(over), shown.get("generatorURL")) == ((page, page) if outlived else (None, None))
+    assert shown["annotations"]["description"].startswith("resolved: the later run")
+    first = replace(over, action="trigger")  # of what was over before it could be told
+    assert said(first) == tuple(line for line in lines if not line.startswith("mine: "))
 
 
 def test_pagerduty_gets_its_event() -> None:

@@ -23,7 +23,7 @@ _REQUEUED = re.compile(r"(.+)\.([1-9][0-9]*)")
 class Alert:
     """`training_job` is the job's name without the number of its requeue, `job` and `incident` name what it is about now.
 
-    `key` stays the same over attempts and requeues. `lines` are what a phone shows below the title.
+    `key` stays the same over attempts and requeues. `lines` are what a phone shows below the title. `resolved_by`: how it came to its end, in words.
     """
 
     key: str
@@ -41,6 +41,7 @@ class Alert:
     page: str | None = None
     runbook: str | None = None
     resolved: bool = False
+    resolved_by: str = ""
     acknowledged_by: str | None = None
 
     @property
@@ -51,7 +52,9 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One thing to tell one receiver. `ends_s`: when a receiver that hears no more of it may forget it."""
+    """One thing to tell one receiver. `ends_s`: when a receiver that hears no more of it may forget it. A trigger of an alert that is resolved tells what
+    was over before it could be told: its resolve follows.
+    """
 
     receiver: str
     action: Action

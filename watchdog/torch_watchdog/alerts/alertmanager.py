@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from torch_watchdog.alerts.alert import Delivery, alert_name
+from torch_watchdog.alerts.text import page_of, said
 
 __all__ = ["posted"]
 
@@ -21,7 +22,7 @@ def posted(delivery: Delivery) -> list[dict[str, Any]]:
         "alertname": alert_name(alert.kind), "training_job": alert.training_job, "kind": alert.kind, "severity": alert.severity,
         "incident_key": alert.key,
     }  # fmt: skip
-    annotations = {"summary": alert.title, "description": "\n".join(alert.lines), "incident": alert.name}
+    annotations = {"summary": alert.title, "description": "\n".join(said(delivery)), "incident": alert.name}
     annotations |= {"runbook_url": alert.runbook} if alert.runbook else {}
     annotations |= {"node": alert.node} if alert.node else {}
     annotations |= {"acknowledged_by": alert.acknowledged_by} if alert.acknowledged_by else {}
@@ -31,7 +32,8 @@ def posted(delivery: Delivery) -> list[dict[str, Any]]:
         "startsAt": _time(alert.starts_s),
         "endsAt": _time(delivery.ends_s),
     }
-    return [found | ({"generatorURL": alert.page} if alert.page else {})]
+    page = page_of(delivery)
+    return [found | ({"generatorURL": page} if page else {})]
 
 
 def _time(epoch_s: float) -> str:

@@ -107,19 +107,19 @@ class AlertDesk:
         # What a SIGTERM ended is a warning only, and the training is gone all the same.
         may_end_it = incident["severity"] == "critical" or incident["kind"] == "rank.died"
         stands = over and job.ended and may_end_it and job.exit_code not in (0, None)
-        self._keep(alert, now, resolved=over and not stands, stands=stands)
+        self._keep(alert, now, over=_end_of(job) if over and not stands else "", stands=stands)
 
     def raised(self, alert: Alert, now: float, *, stands: bool = False) -> None:
         """An alert of the daemon's own, which no incident stands for. `stands`: nobody will say more of it but a later run."""
         known = self._open.get(alert.key)
         starts_s = known.alert.starts_s if known is not None and not known.alert.resolved else alert.starts_s
-        self._keep(replace(alert, starts_s=starts_s), now, resolved=False, stands=stands)
+        self._keep(replace(alert, starts_s=starts_s), now, stands=stands)
 
-    def settled(self, key: str, now: float) -> None:
+    def settled(self, key: str, now: float, *, why: str) -> None:
         """What `raised` told is over."""
         known = self._open.get(key)
         if known is not None:
-            self._keep(known.alert, now, resolved=True, stands=False)
+            self._keep(known.alert, now, over=why)
 
     def trains(self, job: JobFacts, now: float) -> None:
         """The job takes steps: what an earlier run or attempt of it died of is over."""
@@ -128,7 +128,7 @@ class AlertDesk:
             earlier_run = alert.training_job == job.training_job and alert.job != job.job and one.stands_since_s is not None
             earlier_attempt = alert.job == job.job and alert.attempt < job.attempt
             if not alert.resolved and (earlier_run or earlier_attempt):
-                self._keep(alert, now, resolved=True, stands=False)
+                self._keep(alert, now, over=f"the later run {job.job} trains" if earlier_run else "the launcher's next attempt trains")
 
     def acknowledge(self, name: str, by: str, now: float) -> Alert | None:
         """`name` is JOB/ID or the alert's key; None where no such alert is open."""
@@ -174,7 +174,8 @@ class AlertDesk:
         times += [silence.until_s for silence in self._silences if silence.until_s > now]
         return min((time for time in times if time is not None), default=None)
 
-    def _keep(self, alert: Alert, now: float, *, resolved: bool, stands: bool) -> None:
+    def _keep(self, alert: Alert, now: float, *, over: str = "", stands: bool = False) -> None:
+        """`over`: how it ended, where it has."""
         one = self._open.get(alert.key)
         if one is None:
             route = route_of(alert, self._routes)
@@ -182,7 +183,9 @@ class AlertDesk:
                 return
             one = self._open[alert.key] = Open(alert, {name: self._rules[name] for name in route.to}, now)
         one.stands_since_s = (one.stands_since_s or now) if stands else None
-        one.change(replace(alert, resolved=resolved, acknowledged_by=one.alert.acknowledged_by), now)
+        if over and one.alert.resolved:
+            over = one.alert.resolved_by or over  # it ended then: whoever has heard of that hears nothing new
+        one.change(replace(alert, resolved=bool(over), resolved_by=over, acknowledged_by=one.alert.acknowledged_by), now)
         self._changed.add(alert.job)
 
     def _forget_if_over(self, one: Open, now: float) -> None:
@@ -204,6 +207,16 @@ class AlertDesk:
 
     def _is_quiet(self, alert: Alert, now: float) -> bool:
         return any(silence.until_s > now and silence.match.fits(alert) for silence in self._silences)
+
+
+def _end_of(job: JobFacts) -> str:
+    """How an alert of this job ended that a later run did not end."""
+    if not job.ended:
+        return "the job goes on"
+    if job.exit_code == 0:
+        return "the job has ended well"
+    code = "" if job.exit_code is None else f" (exit code {job.exit_codes.get(job.exit_code, job.exit_code)})"
+    return f"the job has ended{code}"
 
 
 def _alert(incident: Mapping[str, Any], job: JobFacts, known: Open | None, now: float) -> Alert:

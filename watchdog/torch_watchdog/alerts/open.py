@@ -80,7 +80,7 @@ class Open:
     def due(self, now: float, *, is_quiet: bool, closing: bool, may_send: Callable[[str], bool]) -> list[Delivery]:
         """`may_send` is asked only for what is due otherwise, and counts."""
         if not self.alert.resolved and not self.still_stands(now):
-            self.change(replace(self.alert, resolved=True), now)
+            self.change(replace(self.alert, resolved=True, resolved_by="nothing more was heard of it for a day"), now)
         return [
             self._delivery(name, line, now, closing)
             for name, line in self.lines.items()
@@ -135,13 +135,15 @@ class Open:
     def _delivery(self, name: str, line: Line, now: float, closing: bool) -> Delivery:
         line.under_way = True
         lasts_s = _KEEP_S if closing else 5 * (line.rules.resend_s or 0.0)
-        alert, version = self.alert, self.version
-        if alert.resolved and not line.took:
+        action: Action = "acknowledge" if self.alert.acknowledged_by and line.took else "trigger"
+        version = self.version
+        if self.alert.resolved and line.took:
+            action = "resolve"
+        elif self.alert.resolved:
             # It was over before it could be told. What began comes first all the same, and its end after it: nobody can pair an end with nothing.
-            alert, version = replace(alert, resolved=False), max(1, version - 1)
-        action: Action = "resolve" if alert.resolved else "acknowledge" if alert.acknowledged_by and line.took else "trigger"
+            version = max(1, version - 1)
         return Delivery(
-            receiver=name, action=action, alert=alert, version=version, ends_s=now if alert.resolved else now + lasts_s,
+            receiver=name, action=action, alert=self.alert, version=version, ends_s=now if action == "resolve" else now + lasts_s,
             again=line.took > 0, is_last=closing,
         )  # fmt: skip
 
@@ -173,7 +175,8 @@ class Open:
     def from_saved(cls, saved: Mapping[str, Any], rules: Mapping[str, Rules]) -> Self | None:
         """None for what is none of ours. Receivers that are gone are left out."""
         try:
-            known = {field.name: saved["alert"][field.name] for field in fields(Alert)}
+            known = {"resolved_by": ""} | saved["alert"]  # an older daemon's have no word of it
+            known = {field.name: known[field.name] for field in fields(Alert)}
             one = cls(Alert(**known | {"lines": tuple(known["lines"])}), {}, float(saved["since_s"]))
             one.version, one.stands_since_s = int(saved["version"]), saved["stands_since_s"]
             one._escalated, one._resolved_s = bool(saved["escalated"]), saved["resolved_s"]

@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from torch_watchdog.alerts import alertmanager, pagerduty
 from torch_watchdog.alerts.alert import Delivery
 from torch_watchdog.alerts.open import Rules
+from torch_watchdog.alerts.text import said
 from torch_watchdog.errors import AlertError, ConfigError
 from torch_watchdog.threads import Threads
 from torch_watchdog_proto.address import is_loopback
@@ -152,7 +153,7 @@ def _message(delivery: Delivery) -> Mapping[str, Any]:
         delivery.action, "UPDATE " if delivery.again else ""
     )
     kind = {"resolve": "success", "acknowledge": "info"}.get(delivery.action, "failure" if alert.severity == "critical" else "warning")
-    return {"title": f"{words}{alert.title}"[:_APPRISE_TITLE_CHARS], "body": "\n".join(alert.lines), "notify_type": kind}
+    return {"title": f"{words}{alert.title}"[:_APPRISE_TITLE_CHARS], "body": "\n".join(said(delivery)), "notify_type": kind}
 
 
 def _short(error: Exception) -> str:

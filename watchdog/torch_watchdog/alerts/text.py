@@ -11,9 +11,10 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from torch_watchdog.alerts.alert import Delivery
 from torch_watchdog_proto.sentences import count
 
-__all__ = ["lines_of", "ranks_in_words", "says_the_same", "title_of", "typed"]
+__all__ = ["lines_of", "page_of", "ranks_in_words", "said", "says_the_same", "title_of", "typed"]
 
 _TITLE_CHARS = 120
 _LINE_CHARS = 200
@@ -94,6 +95,23 @@ def lines_of(
 def says_the_same(lines: Sequence[str], others: Sequence[str]) -> bool:
     """All but who takes an acknowledgement, for which alone nobody is called again."""
     return [line for line in lines if not line.startswith(_MINE)] == [line for line in others if not line.startswith(_MINE)]
+
+
+def said(delivery: Delivery) -> tuple[str, ...]:
+    """What a receiver shows below the title. Of an end that is how it came, and nothing that works no more."""
+    lines = delivery.alert.lines
+    if delivery.alert.resolved:
+        lines = tuple(line for line in lines if not line.startswith(_MINE))
+    if delivery.action != "resolve":
+        return lines
+    why = (f"resolved: {delivery.alert.resolved_by}",) if delivery.alert.resolved_by else ()
+    return (*(_cut(line, _LINE_CHARS) for line in why), *(line for line in lines if not line.endswith(_DIES_WITH_IT)))
+
+
+def page_of(delivery: Delivery) -> str | None:
+    """None for the end of what a launch's own page showed: that is gone, or goes now."""
+    is_gone = delivery.action == "resolve" and any(line.endswith(_DIES_WITH_IT) for line in delivery.alert.lines)
+    return None if is_gone else delivery.alert.page
 
 
 def typed(command: str, name: str, asked: Sequence[str]) -> str:

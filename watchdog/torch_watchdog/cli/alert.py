@@ -62,14 +62,10 @@ async def _test(receiver: Receiver) -> None:
         title="alert-test: this is only a test of `watchdog alert test`",
         lines=("nothing is wrong", f"sent by {caller()}", "done: nothing", "a RESOLVED message follows"), starts_s=now, node=socket.gethostname(),
     )  # fmt: skip
+    over = replace(alert, resolved=True, resolved_by="the test is over")
     steps: Sequence[tuple[Action, Delivery]] = [
         ("trigger", Delivery(receiver=receiver.name, action="trigger", alert=alert, version=1, ends_s=now + 300.0)),
-        (
-            "resolve",
-            Delivery(
-                receiver=receiver.name, action="resolve", alert=replace(alert, resolved=True), version=2, ends_s=time.time(), again=True
-            ),
-        ),
+        ("resolve", Delivery(receiver=receiver.name, action="resolve", alert=over, version=2, ends_s=time.time(), again=True)),
     ]
     try:
         for action, delivery in steps:

@@ -166,7 +166,8 @@ class Alerting:
                     Silent(job=status.job, training_job=training_job, attempt=status.attempt, nodes=len(status.nodes), silent=silent), now
                 )
             elif key in told and not silent:
-                self.desk.settled(key, now)
+                over = "has ended" if live.job.state == "ended" else "reports again"
+                self.desk.settled(key, now, why=f"{live.job.name} {over}")
                 self._changed()
         self._tick_awaited(newest, now)
 
