@@ -36,6 +36,27 @@ class Rank(PartOfARank):
         return super().tell((message, self.saver.ended))
 
 
+def that_trains(folder: Path) -> Any:
+    """A rank with a model, whose optimizer lives as long."""
+    rank: Any = Rank(folder)
+    rank.optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    rank.subjects = Subjects()
+    rank.subjects.optimizer_seen(rank.optimizer)
+    rank.window = WindowState(rank.subjects, say=rank.say)
+    rank.quarantine = SimpleNamespace(lines=tuple)
+    return rank
+
+
+def freed_at_its_fetch(rank: Any) -> Rescuer:
+    """It has said that it has come free, and waits for what it is to do."""
+    rescuer = Rescuer(rank, leave=lambda: None)
+    rescuer.at_boundary(in_window=False)
+    assert rescuer.takes(FREE)
+    assert rank.heard.wait(20)
+    rank.heard.clear()
+    return rescuer
+
+
 class Saver:
     """Busy until it has been looked at twice."""
 
@@ -101,18 +122,8 @@ def test_a_save_that_an_order_had_begun_ends_before_the_rescue_may_write_under_i
 
 
 def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_again(tmp_path: Path) -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rank: Any = Rank(tmp_path)
-    rank.subjects = Subjects()
-    rank.subjects.optimizer_seen(optimizer)
-    rank.window = WindowState(rank.subjects, say=rank.say)
-    rank.quarantine = SimpleNamespace(lines=tuple)
-    rescuer = Rescuer(rank, leave=lambda: None)
-    rescuer.at_boundary(in_window=False)
-    assert rescuer.takes(FREE)
-    assert rank.heard.wait(20)  # with its own word that it has come free
-    rank.heard.clear()
+    rank = that_trains(tmp_path)
+    rescuer = freed_at_its_fetch(rank)
     rank.loop.handed_over()
     rank.window.opened(updates=5, place=Place(1, 7, None))
     left: list[object] = []
@@ -138,19 +149,10 @@ def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_a
 @pytest.mark.parametrize("opens", ["as it is to be saved", "as it is saved"])
 def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(opens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To look at a large model takes a while in the first steps; and a place is read that counts a batch which the loop has not got yet."""
-    model = torch.nn.Linear(2, 2)
-    rank: Any = Rank(tmp_path)
-    rank.subjects = Subjects()
-    rank.subjects.optimizer_seen(torch.optim.SGD(model.parameters(), lr=0.1))
-    rank.window = WindowState(rank.subjects, say=rank.say)
+    rank = that_trains(tmp_path)
     rank.window.opened(updates=4, place=Place(1, 6, None))
-    rank.quarantine = SimpleNamespace(lines=tuple)
     rank.place = lambda **_: Place(1, 8, None)
-    rescuer = Rescuer(rank, leave=lambda: None)
-    rescuer.at_boundary(in_window=False)
-    assert rescuer.takes(FREE)
-    assert rank.heard.wait(20)
-    rank.heard.clear()
+    rescuer = freed_at_its_fetch(rank)
     asked, begun = threading.Event(), threading.Event()
 
     def use() -> None:
