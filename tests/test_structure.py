@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
+LONGEST_MODULE = 400
 ROOTS = {"proto": "torch_watchdog_proto", "agent": "torch_watchdog_agent", "watchdog": "torch_watchdog"}
 
 PURE = (
@@ -167,6 +168,13 @@ def impurities(source: str) -> list[str]:
             if called in IMPURE_CALLS:
                 found.append(f"line {node.lineno}: calls {called}()")
     return found
+
+
+def test_no_module_is_longer_than_the_house_allows() -> None:
+    """A long one is a design question: ARCHITECTURE.md, house rules."""
+    modules = [path for root in ROOTS for path in (REPO / root).rglob("*.py") if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
+    lengths = {str(path.relative_to(REPO)): len(path.read_text(encoding="utf-8").splitlines()) for path in modules}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_MODULE} == {}
 
 
 @pytest.mark.parametrize("path", list(pure_modules()), ids=id_of)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
+from torch_watchdog.launch.job_end import JobEnd, end_of
 from torch_watchdog.launch.record import JobStart, at_end, at_start
-from torch_watchdog.launch.summary import JobEnd, end_of
 
 START = JobStart(
     folder="/here",

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_watchdog.launch.summary import JobEnd, end_of, summarise, to_go_on
+from torch_watchdog.launch.going_on import to_go_on
+from torch_watchdog.launch.job_end import JobEnd, end_of
+from torch_watchdog.launch.summary import summarise
 from torch_watchdog.phrases import allowed_range, as_typed, one_line, shortened, what_offends, who
 
 END = JobEnd(

@@ -16,7 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from torch_watchdog.launch.summary import JobEnd, summarise
+from torch_watchdog.launch.job_end import JobEnd
+from torch_watchdog.launch.summary import summarise
 from torch_watchdog.report.evidence import Evidence, Excerpt, LogTail, decoder_of, gather
 from torch_watchdog.report.history import history_of
 from torch_watchdog.report.markdown import markdown_report

@@ -16,8 +16,8 @@ from torch_watchdog.cli.source import JobLook, find_job, has_own_daemon, live_cl
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError, WatchdogError
 from torch_watchdog.job.ranks import way_out
+from torch_watchdog.launch.going_on import to_go_on
 from torch_watchdog.launch.places import here
-from torch_watchdog.launch.summary import to_go_on
 from torch_watchdog.phrases import as_typed, checkpoint_state, is_good
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.user import caller

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import Any
 
-from torch_watchdog.launch.summary import END_FIELDS, JobEnd
+from torch_watchdog.launch.job_end import END_FIELDS, JobEnd
 from torch_watchdog.store.shapes import NEWEST_JOB_VERSION
 
 __all__ = ["JobStart", "at_end", "at_start", "resumed_from"]

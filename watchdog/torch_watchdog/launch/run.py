@@ -19,11 +19,12 @@ from typing import NoReturn, TypeVar
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch import signals
+from torch_watchdog.launch.job_end import JobEnd
 from torch_watchdog.launch.places import here
 from torch_watchdog.launch.plain import become, become_for, cannot_start, described
 from torch_watchdog.launch.plan import AGENT_VARIABLE, is_by_accelerate, is_launcher, ranks_asked_for
 from torch_watchdog.launch.say import say
-from torch_watchdog.launch.summary import LAST_LINES, JobEnd, has_failed_of_its_batch, left_behind, summarise
+from torch_watchdog.launch.summary import LAST_LINES, has_failed_of_its_batch, left_behind, summarise
 from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog.phrases import count, ended_by

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from torch_watchdog.job.incident import has_diverged, is_order, was_left_out
-from torch_watchdog.launch.plan import resume_command
+from torch_watchdog.launch.going_on import again, resume_lines, resumed_before, to_go_on
+from torch_watchdog.launch.job_end import JobEnd
 from torch_watchdog.phrases import (
     as_typed,
     checkpoint_state,
@@ -30,111 +30,18 @@ from torch_watchdog.phrases import (
 )
 
 __all__ = [
-    "END_FIELDS",
     "LAST_LINES",
-    "JobEnd",
-    "end_of",
     "has_failed_of_its_batch",
     "left_behind",
     "left_by_ranks",
     "summarise",
-    "to_go_on",
     "was_survived",
 ]
 
 Incident = Mapping[str, Any]
 
-# Of a JobEnd, under `end` in job.json.
-END_FIELDS = (
-    "stopped_by_us",
-    "ranks_expected",
-    "steps",
-    "began_at_update",
-    "updates",
-    "attempt",
-    "told",
-    "unused_resume",
-    "restores",
-    "signalled",
-    "standstill",
-    "left_behind",
-    "replays",
-)
 LAST_LINES = 12  # of a launch, about its job
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}  # a word that is not known here is taken for the gravest
-_LOADED_BY_RESTORE = "dcp"  # torch's form: no framework finds it by itself
-_CALL_RESTORE = (
-    "  call   torch_watchdog_agent.restore(model=..., optimizer=..., scheduler=..., loader=...) in the script: without it that line begins "
-    "from nothing"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnd:
-    """How a launch ended. `options` are ours as they were given, before the wrapped `command`, in `folder`; a person stands in `here`,
-    below which paths are relative.
-    """
-
-    job: str
-    run_dir: str
-    exit_code: int
-    stopped_by_us: bool
-    ranks_reported: int
-    ranks_expected: int | None = None
-    steps: int | None = 0  # None where the daemon did not show them to this launch's token
-    began_at_update: int | None = None  # what the checkpoint held that was resumed; both None where nobody recorded it
-    updates: int | None = None
-    attempt: int = 0  # the newest one: the launcher has started the ranks so often again
-    told: bool = True  # False where the daemon did not answer at the end: what it found is not known
-    options: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    here: str = "/"
-    folder: str | None = None  # None: here
-    resumed: str | None = None  # the checkpoint of --resume, where the ranks took it
-    unused_resume: str | None = None  # and where none did
-    restores: bool = True  # False where the script has not called restore()
-    signalled: str = ""  # the signal from outside that asked for the end
-    standstill: str = ""  # who was late when it ended, and since when
-    left_behind: tuple[int, ...] = ()  # pids of this node's ranks that live on: the command was killed
-    replays: str = ""  # of a replay: whose batch it is, and which samples
-    recorded_by: str | None = None  # the node that has the job's record, where it is not this one
-    quarantine: str | None = None  # the file of left out samples, where there are any
-    sealed: Mapping[str, Any] | None = None  # a checkpoint that the ranks have sealed themselves, because the daemon was gone
-
-
-def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None) -> JobEnd | None:
-    """The end as job.json tells it; None where the launch has not ended, or its launcher died before it could write how."""
-    end, exit_code = record.get("end"), record.get("exit_code")
-    if not isinstance(end, Mapping) or exit_code is None:
-        return None
-    told = {name: end[name] for name in END_FIELDS if name in end}  # a newer version may have written more
-    return JobEnd(
-        job=run_dir.name,
-        run_dir=str(run_dir),
-        exit_code=exit_code,
-        stopped_by_us=bool(told.pop("stopped_by_us", False)),
-        left_behind=tuple(told.pop("left_behind", ())),
-        ranks_reported=record.get("ranks_reported") or 0,
-        options=tuple(record.get("options") or ()),
-        command=tuple(record.get("command") or ()),
-        folder=record.get("folder") or None,
-        here=here,
-        quarantine=quarantine,
-        resumed=None if told.get("unused_resume") else record.get("resume") or None,
-        **told,
-    )
-
-
-def to_go_on(
-    checkpoint: Mapping[str, Any], record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None, restores: bool
-) -> list[str]:
-    """What to type, of a job whose launch may still run; nothing where `record`, its job.json, does not name its command."""
-    command = tuple(record.get("command") or ())
-    end = JobEnd(
-        job=run_dir.name, run_dir=str(run_dir), exit_code=0, stopped_by_us=True, ranks_reported=1, options=tuple(record.get("options") or ()),
-        command=command, folder=record.get("folder") or None, here=here, quarantine=quarantine, restores=restores,
-    )  # fmt: skip
-    return _resume_lines(checkpoint, end) if command else []
 
 
 def left_by_ranks(
@@ -216,7 +123,7 @@ def _sealed_by_ranks(end: JobEnd) -> list[str]:
     if not end.stopped_by_us or not end.sealed:
         return []
     saved = f"  saved  {one_line(as_typed(end.sealed['path'], end.here))} ({checkpoint_state(end.sealed)})"
-    return [saved, *_resume_lines(end.sealed, end)]
+    return [saved, *resume_lines(end.sealed, end)]
 
 
 def _saved_earlier(found: Incident, end: JobEnd, *, diverged: bool = False) -> list[str]:
@@ -226,7 +133,7 @@ def _saved_earlier(found: Incident, end: JobEnd, *, diverged: bool = False) -> l
         return []
     when = "on request" if found.get("kind") == "order.checkpoint" else f"in attempt {found.get('attempt', 0)}"
     saved = f"  saved  {one_line(as_typed(checkpoint['path'], end.here))} ({checkpoint_state(checkpoint)}), {when}"
-    return [saved, *(_resume_lines(checkpoint, end) if end.exit_code or diverged else ())]
+    return [saved, *(resume_lines(checkpoint, end) if end.exit_code or diverged else ())]
 
 
 def _is_only_asked_for(first: Incident, end: JobEnd) -> bool:
@@ -354,11 +261,11 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
     elif not before and (end.stopped_by_us or failed or _came_too_late(incident, end)):
         lines.append("  saved  no checkpoint was written")
         if not end.resumed and (end.quarantine or (failed and not end.unused_resume)):
-            lines.append("  again  " + _to_type(("watchdog", *_options(end), *end.command), end))
+            lines.append(again(end))
     if is_good(checkpoint):
-        lines += [] if survived else _resume_lines(checkpoint, end)
+        lines += [] if survived else resume_lines(checkpoint, end)
     else:
-        lines += before or ([] if has_diverged(incident) else _resumed_before(end))
+        lines += before or ([] if has_diverged(incident) else resumed_before(end))
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{_to_replay(incident, end)}{also}")
@@ -370,37 +277,3 @@ def _to_replay(incident: Incident, end: JobEnd) -> str:
     bundle = (incident.get("evidence") or {}).get("bundle")
     path = shlex.quote(one_line(as_typed(f"{end.run_dir}/{bundle}", end.here)))
     return "" if not bundle or end.replays else f"; its batch once more: watchdog replay {path}"
-
-
-def _resumed_before(end: JobEnd) -> list[str]:
-    """Nothing newer than what this launch itself went on from is there."""
-    if not end.resumed or not end.exit_code:
-        return []
-    return ["  resume " + _to_type(resume_command(_options(end), end.command, as_typed(end.resumed, _folder(end))), end)]
-
-
-def _resume_lines(checkpoint: Mapping[str, Any], end: JobEnd) -> list[str]:
-    """What to type, and where that is not enough what the script must call for it, by the form that the checkpoint was written in."""
-    options, path = _options(end), as_typed(checkpoint["path"], _folder(end))
-    if checkpoint.get("format") != "callback":
-        line = "  resume " + _to_type(resume_command(options, end.command, path), end)
-        return [line] if end.restores or checkpoint.get("format") != _LOADED_BY_RESTORE else [line, _CALL_RESTORE]
-    return [
-        "  resume " + _to_type(("watchdog", *options, *end.command), end),
-        f'  call   your own loading of {path}, then restore(model=None, loader=..., path="{path}"), in the script: nothing else resumes it',
-    ]
-
-
-def _options(end: JobEnd) -> tuple[str, ...]:
-    """With what was left out, so that the same sample does not stop the next run, too."""
-    return (*end.options, "--quarantine", as_typed(end.quarantine, _folder(end))) if end.quarantine else end.options
-
-
-def _to_type(words: Sequence[str], end: JobEnd) -> str:
-    """The script and the files that the command names are found from where it was typed: whoever stands elsewhere goes there first."""
-    line = shlex.join(words)
-    return line if _folder(end) == end.here else f"cd {shlex.quote(_folder(end))} && {line}"
-
-
-def _folder(end: JobEnd) -> str:
-    return end.folder or end.here

@@ -20,12 +20,12 @@ from typing import Any
 from torch_watchdog.config import LaunchConfig
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import WatchdogError
+from torch_watchdog.launch.job_end import JobEnd
 from torch_watchdog.launch.places import here, open_ring_dir, open_runtime_dir
 from torch_watchdog.launch.plan import LaunchPlan, is_by_accelerate, is_launcher, is_solo, options_to_resume, plan_launch, without_secrets
 from torch_watchdog.launch.record import JobStart, at_end, at_start
 from torch_watchdog.launch.say import PREFIX, say
 from torch_watchdog.launch.seat import Seat, take_seat
-from torch_watchdog.launch.summary import JobEnd
 from torch_watchdog.launch.unsaid import PATIENCE_S, hand_in, leave_note
 from torch_watchdog.phrases import as_typed
 from torch_watchdog.rules.limits import SizeLimits, limits_of

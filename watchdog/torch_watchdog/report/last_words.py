@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from torch_watchdog.launch.summary import end_of, left_by_ranks, summarise
+from torch_watchdog.launch.job_end import end_of
+from torch_watchdog.launch.summary import left_by_ranks, summarise
 from torch_watchdog.store.checkpoints import newest_checkpoint
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_agent.asked import TAKEN
