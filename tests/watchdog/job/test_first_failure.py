@@ -174,9 +174,15 @@ def test_what_every_rank_raises_is_no_ranks_own_and_an_error_of_ours_says_what_t
         ("step 39: held: batch[0, 0] = 777", 0, "rank.died"),  # a note, and no failure
     ],
 )
-def test_a_rank_that_had_raised_and_was_asked_to_end_while_others_saved_has_failed(text: str, raised_ns: int, kind: str) -> None:
-    end = replace(both_raise(apart_ms=20).culprits[0], text=text, raised_ns=raised_ns, exit_code=None, signal=15)
-    assert judge(FirstFailure(culprits=(end,), victims=())).kind == kind
+@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (9, "SIGKILL"), (6, "SIGABRT")])
+def test_a_rank_that_had_raised_before_a_signal_ended_it_has_failed_by_what_it_raised(
+    text: str, raised_ns: int, kind: str, number: int, name: str
+) -> None:
+    """While others saved: it was asked to end, its keeper was killed, or native code gave up on its way out."""
+    end = replace(both_raise(apart_ms=20).culprits[0], text=text, raised_ns=raised_ns, exit_code=None, signal=number)
+    told = judge(FirstFailure(culprits=(end,), victims=()))
+    assert told.kind == kind
+    assert kind == "rank.died" or (text in told.summary and f"ended after that, by {name}; it raised this itself" in told.cause)
 
 
 def test_of_ranks_that_were_in_the_same_step_none_is_said_to_be_in_an_earlier_one() -> None:

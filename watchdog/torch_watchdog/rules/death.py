@@ -132,6 +132,7 @@ def _raised(first: FirstFailure, where: str, files: Files, *, alone: bool) -> Ve
     end, several = first.culprits[0], len(first.culprits) > 1
     of_peers = not alone and blames_a_peer(end.text)
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
+    status = status if end.signal is None else f"ended after that, by {signal_name(end.signal)}"
     by_ddp = ddp_error(end.text)
     cause = f"the rank{'s' * several} {status}; " + (
         "it showed no exception"
@@ -290,8 +291,9 @@ def _out_of_memory(end: RankEnd, where: str) -> Verdict:
 
 
 def _had_raised(end: RankEnd) -> bool:
-    """Whether the rank had failed by itself before somebody asked it to end (while the others saved, say)."""
-    return end.signal in ASKED_TO_END and bool(end.raised_ns and end.text) and not end.text.startswith("KeyboardInterrupt")
+    """Whether the rank had failed by itself before a signal ended it: while the others saved it was asked to end, or killed (with its keeper, say), or native
+    code ended it on its way out."""
+    return bool(end.raised_ns and end.text) and not end.text.startswith("KeyboardInterrupt")
 
 
 def _died(end: RankEnd, where: str, files: Files) -> Verdict:
