@@ -169,6 +169,7 @@ class Saver:
     def seal(self, commit: Commit, order: WriteCommitted, path: Path) -> Committed:
         """Manifest, COMMITTED and the final name; the lowest saver's work."""
         from torch_watchdog_agent.checkpoint import manifest
+        from torch_watchdog_agent.checkpoint.errors import in_words
 
         rank = self._rank
         launch = {"job": rank.config.job, "session": rank.config.session, "attempt": rank.identity.attempt}
@@ -177,7 +178,7 @@ class Saver:
             manifest.commit(path, facts, good=order.good, ours=path == Path(commit.path))
             error = None
         except Exception as problem:  # noqa: BLE001  the others wait for a word
-            error = f"{type(problem).__name__}: {problem}"[:500]
+            error = in_words(problem)
         return Committed(rank=rank.identity.rank, generation=order.generation, error=error)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as torch_dcp
 
+from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.files import digested, sync
 from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
 from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
@@ -23,6 +24,7 @@ from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.pieces import PiecePlanner
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
+from torch_watchdog_agent.checkpoint.refusals import refusal
 from torch_watchdog_agent.checkpoint.state import from_leaf, gather_state, is_plain_tensor, local_tensors
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
@@ -101,9 +103,32 @@ def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:
     return index != holders[0] and any(by_rank[rank][name] != by_rank[holders[0]][name] for rank in holders)
 
 
+class _Writer(torch_dcp.FileSystemWriter):
+    """What the system refused is put into words where it happens: torch sends the other ranks what was raised over it, and that alone."""
+
+    def write_data(self, *args: Any, **named: Any) -> Any:
+        with _in_words():
+            return super().write_data(*args, **named)
+
+    def finish(self, *args: Any, **named: Any) -> None:
+        with _in_words():
+            super().finish(*args, **named)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        why = refusal(error)
+        if not why:
+            raise
+        raise CheckpointError(why) from error
+
+
 def _write_shared(shared: dict[str, Any], directory: Path, peers: Peers, moment: Moment) -> None:
     """Where the tensors were brought to the host torch's writer must not use the device, whose stream may be stuck: it does so to copy ahead."""
-    writer = torch_dcp.FileSystemWriter(directory, **({"per_thread_copy_ahead": 0} if moment.read is not None else {}))
+    writer = _Writer(directory, **({"per_thread_copy_ahead": 0} if moment.read is not None else {}))
     with quietly():
         # One rank alone: also where a process group is there, which no rank may answer any more. The name that torch 2.4 has for this, too.
         if peers.count == 1:

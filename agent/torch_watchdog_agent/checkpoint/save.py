@@ -18,6 +18,7 @@ from torch_watchdog_agent.checkpoint.part import Moment, RankPart, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers, RollCall, all_come, peers_of
 from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.refusals import by_trying, is_named
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 
@@ -119,7 +120,7 @@ def without_trace(path: Path, peers: Peers, write: Callable[[], SavedPart]) -> S
     try:
         return write()
     except BaseException as error:
-        full = _full_disk(path)  # while the half that was written still fills it
+        full = _full_disk(path) or _refused(path, error)  # while the half that was written still fills it
         if peers.first:
             discard(path)
         if full and not isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -133,6 +134,11 @@ def _full_disk(path: Path) -> str:
         left = shutil.disk_usage(beside(path, "partial")).free
         return f"the disk is full: {left:,} bytes are left for {path.parent}" if left < SCANT_BYTES else ""
     return ""
+
+
+def _refused(path: Path, error: BaseException) -> str:
+    """In words, where torch's own error, or another library's, names no error of the system's."""
+    return "" if is_named(in_words(error)) else by_trying(beside(path, "partial"), SCANT_BYTES)
 
 
 def discard(path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -186,6 +188,32 @@ def test_of_torchs_exception_for_all_ranks_the_first_ranks_own_error_is_said() -
     assert in_words(CheckpointException("write", of_two)) == "rank 0: ValueError: half"
     assert in_words(CheckpointException("write", of_two), alone=True) == "ValueError: half"
     assert in_words(CheckpointException("write", {})).startswith("CheckpointException: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "no room is left"), (errno.EDQUOT, "the quota is used up"), (errno.EROFS, "is read-only"), (errno.EIO, "`dmesg`"),
+        (errno.ESTALE, "mount it again"), (errno.EFBIG, "--dir"),
+    ],
+)  # fmt: skip
+def test_what_the_system_refused_is_told_though_torch_raised_an_error_of_its_own_over_it(number: int, said: str) -> None:
+    over = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    over.__context__ = OSError(number, os.strerror(number))
+    rust = RuntimeError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
+    for error in (over, rust, OSError(number, os.strerror(number))):
+        told = in_words(error)
+        assert said in told and os.strerror(number) in told and "unexpected pos" not in told
+    assert in_words(over.__context__.__class__(errno.EACCES, "Permission denied")).startswith("PermissionError: ")
+
+
+def test_a_limit_on_the_size_of_files_is_told_whoever_writes_and_nothing_is_left(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "scripts" / "limited_file.py"
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120)
+    by_torch, _, by_the_user, left = done.stdout.splitlines()
+    for said in (by_torch, by_the_user):
+        assert said.startswith("a file may have 65,536 bytes in this process (RLIMIT_FSIZE): raise that where the launch begins"), done
+    assert left == "[]"
 
 
 def test_accelerate_writes_only_where_it_knows_everything_that_is_trained(tmp_path: Path) -> None:

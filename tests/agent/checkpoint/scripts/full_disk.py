@@ -16,8 +16,10 @@ model = torch.nn.Linear(300, 300)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 subjects.optimizer_seen(optimizer)
 position = LoaderPosition(epoch=0, batches=1, rng_at_iter=None, rng=RngState.capture())
-try:
-    save_alone(Path(sys.argv[1]) / "step-1", subjects, rank=0, updates_applied=1, position=position, say=print)
-except CheckpointError as error:
-    print(error)
-print(sorted(path.name for path in Path(sys.argv[1]).iterdir()))
+
+if __name__ == "__main__":
+    try:
+        save_alone(Path(sys.argv[1]) / "step-1", subjects, rank=0, updates_applied=1, position=position, say=print)
+    except CheckpointError as error:
+        print(error)
+    print(sorted(path.name for path in Path(sys.argv[1]).iterdir()))
