@@ -26,7 +26,7 @@ class PartOfARank:
         self.loop.resumed(5)
         empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())
         self.subjects = SimpleNamespace(now=lambda: empty, scheduled=int, optimizers=tuple)
-        self.history = SimpleNamespace(flush=lambda **_: None)
+        self.history = SimpleNamespace(flush=lambda **_: None, device_words=None)
         self.said: list[str] = []
         self.say = self.said.append
         self.window = WindowState(Subjects(), say=self.say)

@@ -103,6 +103,11 @@ class Loop:
         """Whether more may happen in this window."""
         return self.is_begun and step == self.step
 
+    @property
+    def is_training(self) -> bool:
+        """Whether a batch of the window at hand is trained on, and its gate not passed."""
+        return self.is_begun and self.trained_on > 0
+
     def handed_over(self, *, evaluation: bool = False) -> bool:
         """A batch is about to be used. True where it is the first of its window to be trained on."""
         self.batches_seen += 1

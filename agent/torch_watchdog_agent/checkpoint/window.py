@@ -161,9 +161,9 @@ class WindowState:
             self._buffers.put_back()
         self._at(windows_back).put_back(settled=settled)
 
-    def updates_at(self, windows_back: int) -> int | None:
-        """How many updates had been launched when that window opened; None where it is not kept any more."""
-        return self._kept[-windows_back].updates if len(self._kept) >= windows_back else None
+    def begun_after(self, updates: int) -> int:
+        """How many windows were begun since so many updates, counted from the newest that began behind just these; 0 where none is kept. From any thread."""
+        return next((back for back, moment in enumerate(reversed(tuple(self._kept)), 1) if moment.updates == updates), 0)
 
     def rng_at(self, windows_back: int) -> RngState:
         return self._at(windows_back).rng

@@ -42,8 +42,9 @@ class Ahead:
     problem: str = ""
 
     @classmethod
-    def behind(cls, gate: DeviceGate | None, loop: Loop, updates_at_window: int, *, within_s: float) -> Self:
-        """Behind a closed gate; an update that has passed it on the device comes to its end first."""
+    def behind(cls, gate: DeviceGate | None, loop: Loop, window: WindowState, *, fetches: bool, within_s: float) -> Self:
+        """Behind a closed gate; an update that has passed it on the device comes to its end first. `fetches`: the training thread is at a fetch, or stands
+        behind it: nothing of a window that begins now is launched."""
         if gate is None:
             return cls(updates=0, launched=loop.updates_applied, windows_back=0, problem="there is no gate on its device")
         deadline = time.monotonic() + within_s
@@ -54,8 +55,7 @@ class Ahead:
         problem = "" if gate.is_between_updates else "its update was under way on the device, and a half step is never saved"
         problem = "an update of it ran in a captured graph, past the gate" if gate.missed else problem
         done, launched = gate.done, loop.updates_applied
-        begun = launched > updates_at_window or loop.is_open(loop.step)  # the window that was handed over last is not done with
-        back = updates_at_window - done + 1 if begun and (launched > done or loop.is_open(loop.step)) else 0
+        back = window.begun_after(done) if launched > done or (loop.is_training and not fetches) else 0
         return cls(updates=done, launched=launched, windows_back=back, opened=gate.opened_last, problem=problem)
 
     def why_not(self, state: TrainingState, window: WindowState) -> str:
@@ -64,7 +64,7 @@ class Ahead:
             return self.problem
         if not self.updates:
             return "no update had been applied yet"
-        if self.windows_back and window.updates_at(self.windows_back) != self.updates:
+        if self.launched > self.updates and not self.windows_back:
             return f"Python was {count(self.launched - self.updates, 'update')} ahead of its device, and what that step began with is not kept so long"
         if self.windows_back and self.opened != self.updates + 1:
             return "its device had not come to the start of the next step"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.rescue.ahead import Ahead
-from torch_watchdog_agent.rescue.saving import save, unsaved
+from torch_watchdog_agent.rescue.saving import NOT_ON_HAND, save, save_present, unsaved
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.subjects import TrainingState
@@ -33,7 +33,6 @@ class OnGpu:
         self._rank = rank
         self._gate: DeviceGate | None = None
         self._asked = False
-        self._updates_at_window = 0
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_KEPT)  # updates before a window, and the loop's number for it
         self.closed: Ahead | None = None
 
@@ -41,10 +40,10 @@ class OnGpu:
 
     def opened(self) -> None:
         """A window's first batch is about to be used."""
-        self._updates_at_window = self._rank.loop.updates_applied
         if self._gate is not None:
-            self._steps.append((self._updates_at_window, self._rank.loop.step))
-            self._launch(self._gate.opened, self._updates_at_window + 1)
+            updates = self._rank.loop.updates_applied
+            self._steps.append((updates, self._rank.loop.step))
+            self._launch(self._gate.opened, updates + 1)
 
     def before_update(self, optimizer: Any, *, first: bool) -> None:
         """`first`: of its window. The first update of all makes the gate, where the parameters are on a GPU."""
@@ -102,9 +101,9 @@ class OnGpu:
         if self._gate is not None:
             self._gate.close()
 
-    def look(self, *, within_s: float) -> Ahead:
-        """How far the device is, once the update that had passed the gate has come to its end."""
-        self.closed = Ahead.behind(self._gate, self._rank.loop, self._updates_at_window, within_s=within_s)
+    def look(self, *, fetches: bool, within_s: float) -> Ahead:
+        """How far the device is, once the update that had passed the gate has come to its end. `fetches`: the training thread is at a fetch."""
+        self.closed = Ahead.behind(self._gate, self._rank.loop, self._rank.window, fetches=fetches, within_s=within_s)
         return self.closed
 
     def answers(self, state: TrainingState) -> bool:
@@ -114,17 +113,24 @@ class OnGpu:
             return False
         return self._gate.answers(parameter.to_local() if hasattr(parameter, "to_local") else parameter)
 
-    def save(self, order: Rescue, *, part: int | None, within_s: float) -> Saved:
-        """The state, or this rank's `part` of it, behind the closed gate, by plain copies to the host; buffers as they were copied at the step's start."""
+    def save(self, order: Rescue, *, has_begun: Callable[[], bool], part: int | None, within_s: float) -> Saved:
+        """The state, or this rank's `part` of it, behind the closed gate, by plain copies to the host; buffers as they were copied at the start of a step
+        that was launched. `has_begun`: as `save_present` has it."""
         rank, gate, ahead = self._rank, self._gate, self.closed
         if gate is None or ahead is None:
             raise RuntimeError("a save on a GPU needs its gate closed")
         ahead.mend(rank.subjects.now())
+
+        def written() -> Saved:
+            if not ahead.windows_back:
+                return save_present(rank, order, updates=ahead.updates, has_begun=has_begun, read=gate.to_host, part=part)
+            back = rank.window.begun_after(ahead.updates)  # a batch may have been handed over since
+            if not back:
+                return unsaved(rank, order, ahead.updates, NOT_ON_HAND)
+            return save(rank, order, updates=ahead.updates, windows_back=back, read=rank.window.with_kept_buffers(gate.to_host), part=part)
+
         try:
-            return gate.read(
-                lambda: save(rank, order, updates=ahead.updates, windows_back=ahead.windows_back, read=gate.to_host, part=part),
-                within_s=within_s,
-            )
+            return gate.read(written, within_s=within_s)
         except TimeoutError as error:
             return unsaved(rank, order, ahead.updates, str(error))
 

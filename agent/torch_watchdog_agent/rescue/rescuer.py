@@ -277,7 +277,7 @@ class Rescuer:
 
         self._gpu.close()
         self._let_the_update_end(within_s=LAUNCH_S)
-        ahead = self._gpu.look(within_s=SETTLE_S)
+        ahead = self._gpu.look(fetches=self._phase == "boundary", within_s=SETTLE_S)
         if not ahead.windows_back:
             self._settle()  # nothing is on the device: it comes there by itself
         try:
@@ -373,27 +373,18 @@ class Rescuer:
             return self._words.popleft() if self._words else None
 
     def _save(self, order: Rescue, *, within_s: float) -> Saved:
-        from torch_watchdog_agent.checkpoint.save import discard
-        from torch_watchdog_agent.rescue.saving import save
+        from torch_watchdog_agent.rescue.saving import save_present
 
-        rank = self._rank
         part = self._part[0] if self._part[1] else None
         if self._gpu.closed is not None:
-            return self._gpu.save(order, part=part, within_s=within_s)
-        place = rank.place()
-        begun = self._has_begun()
-        saved = save(rank, order, updates=rank.loop.updates_applied, place=place, windows_back=int(begun), part=part)
-        if begun or not saved.path or not self._has_begun() or rank.window.begins_at(place):
-            return saved
-        discard(Path(saved.path))  # a batch was on its way to the loop as the place was read
-        return save(rank, order, updates=rank.loop.updates_applied, windows_back=1, part=part)
+            return self._gpu.save(order, has_begun=self._has_begun, part=part, within_s=within_s)
+        return save_present(self._rank, order, updates=self._rank.loop.updates_applied, has_begun=self._has_begun, part=part)
 
     def _has_begun(self) -> bool:
         """Whether the training thread has taken a batch to train on: a slow loader may hand over once the rescue has begun. What its step begins with is kept
         by the time that it stands. An evaluation before the next step's first batch changes nothing.
         """
-        loop = self._rank.loop
-        begun = loop.is_open(loop.step) and loop.trained_on > 0
+        begun = self._rank.loop.is_training
         if begun and self._phase == "boundary":
             with self._changed:
                 self._until(lambda: self._standing)

@@ -5,7 +5,7 @@ Owns what "as it was" means where a step had begun: buffers, schedulers and gene
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,26 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.position import Place
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["save", "seal", "unsaved"]
+__all__ = ["NOT_ON_HAND", "save", "save_present", "seal", "unsaved"]
+
+
+NOT_ON_HAND = "what its step began with is not on hand"
+
+
+def save_present(
+    rank: Rank, order: Rescue, *, updates: int, has_begun: Callable[[], bool], read: Reader | None = None, part: int | None = None
+) -> Saved:
+    """The state as it is, or as the step began with that the training thread is in. `has_begun`: whether it is in one; it may come to one meanwhile, with a
+    batch that is on its way to the loop as the place in the data is read."""
+    from torch_watchdog_agent.checkpoint.save import discard
+
+    place = rank.place()
+    begun = has_begun()
+    saved = save(rank, order, updates=updates, place=place, windows_back=int(begun), read=read, part=part)
+    if begun or not saved.path or not has_begun() or rank.window.begins_at(place):
+        return saved
+    discard(Path(saved.path))
+    return save(rank, order, updates=updates, windows_back=1, read=read, part=part)
 
 
 def save(
@@ -40,8 +59,8 @@ def save(
         return _saved(rank, order, updates, finite=True, format=sealed["format"])
     say_what_is_not_counted(rank)
     try:
-        if windows_back and rank.window.updates_at(windows_back) != updates:
-            return unsaved(rank, order, updates, "what its step began with is not on hand")
+        if windows_back and rank.window.begun_after(updates) != windows_back:
+            return unsaved(rank, order, updates, NOT_ON_HAND)
         if windows_back and (why := rank.window.why_no_buffers(updates)):
             return unsaved(rank, order, updates, why)
         place = place or rank.place()
@@ -51,8 +70,6 @@ def save(
             if rewinds
             else (place.with_generators(RngState.capture()), None)
         )
-        if windows_back and read is not None:
-            read = rank.window.with_kept_buffers(read)  # the device goes on changing those that the models have
         with rank.window.rewound(windows_back, buffers=windows_back > 0 and read is None) if rewinds else nullcontext():
             saved = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,

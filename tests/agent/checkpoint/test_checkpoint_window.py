@@ -215,7 +215,7 @@ def test_the_state_of_some_windows_ago_is_seen_and_then_the_present_one_again() 
         window.opened(updates=updates)
         scheduler.optimizer.step()
         scheduler.step()
-    assert [window.updates_at(back) for back in (1, 2, 16, 17)] == [19, 18, 4, None]
+    assert [window.begun_after(updates) for updates in (20, 19, 18, 4, 3)] == [0, 1, 2, 16, 0]
     with window.rewound(2):
         assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (18, 1 / 19)
         assert window.is_rewound(2)

@@ -10,12 +10,14 @@ import signal
 import socket
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_watchdog_agent.checkpoint.subjects import TrainingState
+from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState
+from torch_watchdog_agent.checkpoint.window import WindowState
 from torch_watchdog_agent.hooks import active
 from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rescue import replica, sockets, workers
@@ -321,25 +323,39 @@ def loop_at(*, updates: int, is_open: bool) -> Loop:
     return loop
 
 
-def ahead(*, done: int, updates: int, is_open: bool, between: bool = True) -> Ahead:
-    gate = FakeGate(done, between=between)
-    at_window = updates if is_open else updates - 1
-    return Ahead.behind(gate, loop_at(updates=updates, is_open=is_open), at_window, within_s=0.01)  # type: ignore[arg-type]
+def ahead(*, done: int, updates: int, is_open: bool, between: bool = True, fetches: bool = False, vetoed: int | None = None) -> Ahead:
+    window = WindowState(Subjects(), say=print)
+    for number in range(updates + is_open):
+        for _ in range(1 + (number == vetoed)):
+            window.opened(updates=number)
+    loop: Any = loop_at(updates=updates, is_open=is_open)
+    gate: Any = FakeGate(done, between=between)
+    return Ahead.behind(gate, loop, window, fetches=fetches, within_s=0.01)
 
 
 @pytest.mark.parametrize(
-    ("done", "updates", "is_open", "windows_back"),
+    ("done", "updates", "is_open", "fetches", "windows_back"),
     [
-        (30, 30, True, 1),  # a batch of step 30 is at hand, its gate not passed
-        (30, 31, False, 1),  # the loop waits for its loss after the update, which the device has not done
-        (31, 31, False, 0),  # everything is done, the next batch is being fetched
-        (30, 32, False, 2),
-        (30, 32, True, 3),
+        (30, 30, True, False, 1),  # a batch of step 30 is at hand, its gate not passed
+        (30, 30, True, True, 0),  # the same, and the loop has not got it yet: nothing of its step is launched
+        (30, 31, False, False, 1),  # the loop waits for its loss after the update, which the device has not done
+        (31, 31, False, False, 0),  # everything is done, the next batch is being fetched
+        (31, 31, False, True, 0),
+        (30, 32, False, False, 2),
+        (30, 32, True, False, 3),
+        (30, 32, True, True, 3),
     ],
 )
-def test_how_many_windows_were_begun_after_the_last_update(done: int, updates: int, is_open: bool, windows_back: int) -> None:
-    found = ahead(done=done, updates=updates, is_open=is_open)
+def test_how_many_windows_were_begun_after_the_last_update(
+    done: int, updates: int, is_open: bool, fetches: bool, windows_back: int
+) -> None:
+    found = ahead(done=done, updates=updates, is_open=is_open, fetches=fetches)
     assert (found.updates, found.launched, found.windows_back, found.problem) == (done, updates, windows_back, "")
+
+
+@pytest.mark.parametrize(("vetoed", "windows_back"), [(30, 2), (31, 3), (None, 2)])
+def test_a_window_that_was_left_out_is_counted_with_those_behind_it(vetoed: int | None, windows_back: int) -> None:
+    assert ahead(done=30, updates=32, is_open=False, vetoed=vetoed).windows_back == windows_back
 
 
 def test_an_update_under_way_on_the_device_is_a_half_step() -> None:
@@ -367,25 +383,24 @@ def test_step_counters_outside_the_device_are_set_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows_back", "opened", "kept_of", "why"),
+    ("launched", "windows_back", "opened", "why"),
     [
-        (1, 2, 1, ""),
-        (2, 2, 1, ""),
-        (0, 1, None, ""),  # nothing to put back
-        (2, 1, 1, "had not come to the start"),  # what was copied at the window's start is not in its copy yet
-        (2, 2, 0, "not kept so long"),  # a veto came between: that window began elsewhere
-        (4, 2, None, "not kept so long"),
+        (1, 1, 2, ""),
+        (3, 2, 2, ""),
+        (1, 0, 1, ""),  # nothing to put back
+        (3, 2, 1, "had not come to the start"),  # what was copied at the window's start is not in its copy yet
+        (18, 0, 2, "17 updates ahead of its device, and what that step began with is not kept so long"),
     ],
 )
-def test_what_the_step_began_with_must_be_on_hand(windows_back: int, opened: int, kept_of: int | None, why: str) -> None:
-    window = SimpleNamespace(updates_at=lambda back: kept_of, why_no_buffers=lambda updates: "")
-    found = Ahead(updates=1, launched=3, windows_back=windows_back, opened=opened)
+def test_what_the_step_began_with_must_be_on_hand(launched: int, windows_back: int, opened: int, why: str) -> None:
+    window = SimpleNamespace(why_no_buffers=lambda updates: "")
+    found = Ahead(updates=1, launched=launched, windows_back=windows_back, opened=opened)
     refused = found.why_not(state_of(SimpleNamespace(state={}, param_groups=[])), window)  # type: ignore[arg-type]
     assert (why in refused) if why else not refused
 
 
 def test_buffers_of_which_no_copy_is_kept_are_a_reason_to_refuse() -> None:
-    window = SimpleNamespace(updates_at=lambda back: 1, why_no_buffers=lambda updates: f"no copy of BatchNorm's after {updates}")
+    window = SimpleNamespace(why_no_buffers=lambda updates: f"no copy of BatchNorm's after {updates}")
     state = state_of(SimpleNamespace(state={}, param_groups=[]))
     assert "BatchNorm's after 1" in Ahead(updates=1, launched=1, windows_back=1, opened=2).why_not(state, window)  # type: ignore[arg-type]
     assert not Ahead(updates=1, launched=1, windows_back=0, opened=1).why_not(state, window)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from torch_watchdog_agent.checkpoint.position import Place
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 from torch_watchdog_agent.checkpoint.window import WindowState
-from torch_watchdog_agent.rescue import saving
+from torch_watchdog_agent.rescue import device, saving
 from torch_watchdog_agent.rescue.looking import looked_at
 from torch_watchdog_agent.rescue.rescuer import Rescuer
 from torch_watchdog_proto.messages import Leave, Saved
@@ -36,9 +36,10 @@ class Rank(PartOfARank):
         return super().tell((message, self.saver.ended))
 
 
-def that_trains(folder: Path) -> Any:
+def that_trains(folder: Path, *, device_gate: bool = False) -> Any:
     """A rank with a model, whose optimizer lives as long."""
     rank: Any = Rank(folder)
+    rank.config.device_gate = device_gate
     rank.optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
     rank.subjects = Subjects()
     rank.subjects.optimizer_seen(rank.optimizer)
@@ -50,6 +51,8 @@ def that_trains(folder: Path) -> Any:
 def freed_at_its_fetch(rank: Any) -> Rescuer:
     """It has said that it has come free, and waits for what it is to do."""
     rescuer = Rescuer(rank, leave=lambda: None)
+    rescuer.at_gate(rank.optimizer)
+    rescuer.after_gate(window_closed=False)
     rescuer.at_boundary(in_window=False)
     assert rescuer.takes(FREE)
     assert rank.heard.wait(20)
@@ -121,8 +124,37 @@ def test_a_save_that_an_order_had_begun_ends_before_the_rescue_may_write_under_i
     assert rescuer.takes(Leave(generation=7))
 
 
-def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_again(tmp_path: Path) -> None:
-    rank = that_trains(tmp_path)
+class Gate:
+    """A device that has done all that was launched, five updates, and reads what it is asked for."""
+
+    done, opened_last, is_between_updates, missed = 5, 5, True, False
+
+    def before_update(self, number: int) -> None: ...
+    def close(self) -> None: ...
+    def open(self) -> None: ...
+
+    def answers(self, parameter: Any) -> bool:
+        return True
+
+    def read(self, work: Any, *, within_s: float) -> Any:
+        return work()
+
+    def to_host(self, value: Any) -> Any:
+        return value
+
+
+@pytest.fixture(params=["cpu", "device"])
+def state_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the state of `that_trains` is said to lie on. The device's gate is made by a rank's first update."""
+    if request.param == "device":
+        monkeypatch.setattr(device, "of_this_process", lambda parameter, shared: Gate())
+        monkeypatch.setattr(device, "abort_groups", lambda say: None)
+        monkeypatch.setattr("torch_watchdog_agent.rescue.rescuer.on_device", lambda state: True)
+    return request.param
+
+
+def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_again(tmp_path: Path, state_on: str) -> None:
+    rank = that_trains(tmp_path, device_gate=state_on == "device")
     rescuer = freed_at_its_fetch(rank)
     rank.loop.handed_over()
     rank.window.opened(updates=5, place=Place(1, 7, None))
@@ -133,7 +165,7 @@ def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_a
             rescuer.at_hand_over(opens=True)
         left.append(ended.value.code)
 
-    stands = threading.Thread(target=use)
+    stands = threading.Thread(target=use, daemon=True)
     stands.start()
     assert rescuer.takes(Rescue(generation=7, path=str(tmp_path / "step-5"), reason=""))
     assert rank.heard.wait(60)
@@ -147,9 +179,11 @@ def test_a_batch_that_a_slow_loader_hands_over_once_the_rescue_has_begun_comes_a
 
 
 @pytest.mark.parametrize("opens", ["as it is to be saved", "as it is saved"])
-def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(opens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(
+    opens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_on: str
+) -> None:
     """To look at a large model takes a while in the first steps; and a place is read that counts a batch which the loop has not got yet."""
-    rank = that_trains(tmp_path)
+    rank = that_trains(tmp_path, device_gate=state_on == "device")
     rank.window.opened(updates=4, place=Place(1, 6, None))
     rank.place = lambda **_: Place(1, 8, None)
     rescuer = freed_at_its_fetch(rank)
@@ -165,7 +199,7 @@ def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(opens: str, t
         with pytest.raises(SystemExit):
             rescuer.at_hand_over(opens=True)
 
-    stands = threading.Thread(target=use)
+    stands = threading.Thread(target=use, daemon=True)
     stands.start()
     saves = saving.save
 
