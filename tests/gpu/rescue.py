@@ -1,4 +1,5 @@
-"""A rank fails on real GPUs: run by hand on a machine with two or more, `python tests/gpu/rescue.py --out FILE.json`, `--ranks 8` for more of them.
+"""A rank fails on real GPUs: run by hand on a machine with two or more, `python tests/gpu/rescue.py --out FILE.json`, `--ranks 8` for more of them. On one
+card two ranks share it, and NCCL takes them for two machines.
 
 For every fault, model, optimizer and kind of loop: was the healthy rank's state saved bit-identical to an update that all had applied, or refused with a
 reason; was the culprit named; how long from the fault to the last rank's freedom. Never may a saved state differ. And what the gate on the device costs.
@@ -44,8 +45,8 @@ KINDS = {
 }
 CODES = {"raise": 1, "exit3": 1, "kill": 1, "segv": 1, "stop": 75, "loop": 75}  # all others are assertions of the batch's: 65
 PORTS = itertools.count(20_000)  # below those that the kernel gives to anybody who asks: several trials run at a time
-# deep: its step has more launches than the device's queue takes; bn: with buffers that each step changes; hsdp: two copies, each sharded over half of the ranks
-MODELS = ("ddp", "bn", "deep", "fsdp2", "hsdp")
+# slow: the healthy rank's loader hands a batch over while the rescue is under way; deep: its step has more launches than the device's queue takes; bn: with buffers that each step changes; hsdp: two copies, each sharded over half of the ranks
+MODELS = ("ddp", "bn", "deep", "slow", "fsdp2", "hsdp")
 AT = 30  # the step in which scripts/failing.py fails
 FEW = ("raise", "kill", "stop", "embedding")
 TOO_LONG_S = float(os.environ.get("TOO_LONG_S", "150"))

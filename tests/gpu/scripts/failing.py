@@ -22,13 +22,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 ROWS, LENGTH, CLASSES, WIDTH = 512, 32, 10, 256
+SLOW_ROW_S = 0.03  # sixteen of them are a batch
 
 
 class Rows(Dataset):
+    """`seconds` is what a row takes at most, another part of it for each."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
     def __len__(self) -> int:
         return 100_000
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.seconds:
+            time.sleep(self.seconds * (index % 97) / 97)
         rng = torch.Generator().manual_seed(index)
         return torch.randint(0, ROWS, (LENGTH,), generator=rng), torch.tensor(index % CLASSES)
 
@@ -109,17 +117,21 @@ def check(args: argparse.Namespace) -> None:
 
     plain, _, optimizer, scheduler = build(args, torch.device("cuda", 0))
     resumed = torch_watchdog_agent.restore(model=plain, optimizer=optimizer, scheduler=scheduler, path=args.check)
-    print("checked", resumed.step, digest(plain, optimizer, scheduler))
+    is_in_place = resumed.batches == resumed.step  # one batch a step, in the first pass
+    print("checked", resumed.step, digest(plain, optimizer, scheduler) if is_in_place else f"at_batch_{resumed.batches}")
 
 
 def train(args: argparse.Namespace) -> None:
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    number, cards = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if int(os.environ["LOCAL_WORLD_SIZE"]) > cards:
+        os.environ["NCCL_HOSTID"] = f"rank{number}"  # NCCL takes no card twice on one machine
+    device = torch.device("cuda", number % cards)
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=args.timeout))
     rank = dist.get_rank()
     plain, model, optimizer, scheduler = build(args, device)
-    rows = Rows()
+    rows = Rows(SLOW_ROW_S if args.model == "slow" and rank == 0 else 0.0)
     loader = DataLoader(rows, batch_size=16, sampler=DistributedSampler(rows))
     trail = Path(f"trail-{rank}").open("w") if args.trail else None  # noqa: SIM115 - as long as the process lives
     for step, (ids, labels) in enumerate(loader):
@@ -149,7 +161,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", default="")
     parser.add_argument("--at", type=int, default=30)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--model", default="ddp", choices=["ddp", "bn", "deep", "fsdp2", "hsdp"])
+    parser.add_argument("--model", default="ddp", choices=["ddp", "bn", "deep", "slow", "fsdp2", "hsdp"])
     parser.add_argument("--optimizer", default="foreach", choices=["foreach", "fused"])
     parser.add_argument("--sync", action="store_true")
     parser.add_argument("--trail", action="store_true")
