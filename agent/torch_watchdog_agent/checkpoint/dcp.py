@@ -103,7 +103,7 @@ def _is_own(name: str, by_rank: list[dict[str, Any]], index: int) -> bool:
     return index != holders[0] and any(by_rank[rank][name] != by_rank[holders[0]][name] for rank in holders)
 
 
-class _Writer(torch_dcp.FileSystemWriter):
+class _Writer(torch_dcp.FileSystemWriter):  # type: ignore[misc]
     """What the system refused is put into words where it happens: torch sends the other ranks what was raised over it, and that alone."""
 
     def write_data(self, *args: Any, **named: Any) -> Any:

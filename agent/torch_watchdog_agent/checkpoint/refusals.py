@@ -44,7 +44,7 @@ def refusal(error: BaseException) -> str:
     """What the system said no to, and its own words; empty where nothing of the kind lies behind the error."""
     for one in _chain(error):
         number = one.errno if isinstance(one, OSError) else _numbered(str(one))
-        if number in _WORDS:
+        if number is not None and number in _WORDS:
             first_line = next(iter(str(one).strip().splitlines()), "")
             return f"{_WORDS[number]()} ({type(one).__name__}: {first_line})"
     return ""
