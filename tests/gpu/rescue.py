@@ -45,7 +45,8 @@ KINDS = {
 }
 CODES = {"raise": 1, "exit3": 1, "kill": 1, "segv": 1, "stop": 75, "loop": 75}  # all others are assertions of the batch's: 65
 PORTS = itertools.count(20_000)  # below those that the kernel gives to anybody who asks: several trials run at a time
-# slow: the healthy rank's loader hands a batch over while the rescue is under way; deep: its step has more launches than the device's queue takes; bn: with buffers that each step changes; hsdp: two copies, each sharded over half of the ranks
+# slow: the healthy rank's loader hands a batch over while the rescue is under way; deep: its step has more launches than the device's queue takes
+# bn: with buffers that each step changes; hsdp: two copies, each sharded over half of the ranks
 MODELS = ("ddp", "bn", "deep", "slow", "fsdp2", "hsdp")
 AT = 30  # the step in which scripts/failing.py fails
 FEW = ("raise", "kill", "stop", "embedding")
