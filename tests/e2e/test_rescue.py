@@ -195,5 +195,5 @@ def test_a_healthy_rank_that_never_answers_does_not_keep_the_launcher_waiting(tm
     run = failed(tmp_path, "--fault", "kill", "--freeze")
     (incident,) = run.incidents
     assert (run.code, incident["kind"], incident["origin"]["rank"], incident["action"]["checkpoint"]) == (1, "rank.died", 1, None), run.err
-    assert "no word from rank 0" in incident["cause"]
+    assert "no word from rank 0; rank 0 is stopped (state T" in incident["cause"]
     assert time.monotonic() - began < 120  # 10 s for its word; torchrun itself takes 30 s to end a process that is stopped

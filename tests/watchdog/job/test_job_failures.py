@@ -261,6 +261,18 @@ def test_the_launcher_is_told_in_time_though_the_healthy_rank_never_says_a_word(
     assert "no word from rank 0" in run.incidents[0]["cause"]
 
 
+def test_a_rank_that_was_stopped_is_told_as_why_nothing_was_saved() -> None:
+    """Only the kernel knows: it answers nothing."""
+    run = Run()
+    run.hello(0, 1)
+    run.say(replace(OWN, rank=1))
+    run.report(events=(m.RankEvent(rank=0, attempt=0, pid=100, kind="state", time_ns=1, order=1, text="T"),))
+    run.wait(FREE_TIMEOUT_S + 0.1)
+    (incident,) = run.incidents
+    assert "no word from rank 0; rank 0 is stopped (state T: by SIGSTOP" in incident["cause"]
+    assert incident["cause"].endswith("it could neither answer nor save, and what it holds is lost")
+
+
 def test_the_others_wait_for_the_end_of_the_rank_that_failed_first() -> None:
     """It may be tearing down for seconds: a launcher names the rank whose process it sees end first."""
     run = Run()

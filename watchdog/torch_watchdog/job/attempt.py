@@ -18,7 +18,7 @@ from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.orders import Orders, Shared
 from torch_watchdog.job.pace import PaceWatch
-from torch_watchdog.job.ranks import RankState, awaited
+from torch_watchdog.job.ranks import RankState, awaited, with_the_stopped_ones
 from torch_watchdog.job.rescues import Rescues, why_not_asked
 from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.death import signal_name
@@ -371,6 +371,7 @@ class Attempt:
         first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):
+            rescue = rescue and with_the_stopped_ones(rescue, self.ranks.values())
             told = () if rescue is None else self._shared.casebook.rescued(rescue, exit_code=self.ending.stood_code)
             effects += [WriteIncident(incident=changed, contract_of_rank=None) for changed in told]
             for rank in (rank for rank in self.ranks.values() if rank.node in self._shared.away):

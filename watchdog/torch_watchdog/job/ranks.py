@@ -27,8 +27,9 @@ from torch_watchdog_proto.messages import (
 from torch_watchdog_proto.rescue_words import Failed
 from torch_watchdog_proto.sentences import and_then
 from torch_watchdog_proto.stop.events import Closed
+from torch_watchdog_proto.stop.rescue import Ended
 
-__all__ = ["RankState", "awaited", "way_out", "with_the_stopped"]
+__all__ = ["RankState", "awaited", "way_out", "with_the_stopped", "with_the_stopped_ones"]
 
 _MAX_LEFT_OUT = 1000
 _MAX_AHEAD = 64  # steps that Python may be ahead of its device: a launch queue holds fewer
@@ -189,6 +190,17 @@ def with_the_stopped(closed: Closed, ranks: Iterable[RankState]) -> Closed:
         return closed
     who = ", ".join(f"rank {rank.rank} (`kill -CONT {rank.pid}` on {rank.node})" for rank in stopped)
     return replace(closed, reason=f"{closed.reason}; stopped processes: {who}")
+
+
+def with_the_stopped_ones(ended: Ended, ranks: Iterable[RankState]) -> Ended:
+    """A rescue that saved nothing, or waited in vain for what they hold, says so, too. They end soon, by the launcher's SIGKILL."""
+    stopped = [rank for rank in ranks if rank.stopped and rank.rank not in ended.freed]
+    if ended.checkpoint is not None or not stopped:
+        return ended
+    one = len(stopped) == 1
+    who = f"{named([rank.rank for rank in stopped])} {'is' if one else 'are'} stopped"
+    means = f"{'it' if one else 'they'} could neither answer nor save, and what {'it holds' if one else 'they hold'} is lost"
+    return replace(ended, reason=f"{ended.reason}; {who} (state T: by SIGSTOP, a shell's Ctrl-Z or a scheduler that suspends): {means}")
 
 
 def awaited(ranks: Sequence[RankStatus], standstill: str, policy: ShownPolicy) -> str:
