@@ -97,3 +97,18 @@ def test_one_that_is_not_whole_and_committed_is_not_told(tmp_path: Path, broken:
 def test_a_training_that_came_to_its_own_end_has_nothing_to_go_on_from(tmp_path: Path) -> None:
     sealed(tmp_path, 23)
     assert of_saving(said(tmp_path, RECORD | {"exit_code": 0})) == []
+
+
+def test_a_checkpoint_that_nobody_was_left_to_finish_is_told_as_what_it_is_until_it_is_deleted(tmp_path: Path) -> None:
+    running = {name: value for name, value in RECORD.items() if name not in ("exit_code", "end")}
+    before = said(tmp_path)
+    for step in (5, 7):
+        (tmp_path / "checkpoints" / f"partial.step-{step}").mkdir(parents=True)
+    note = (
+        f"  note   {tmp_path}/checkpoints/partial.step-7 and 1 beside it: checkpoints whose writer was killed, not finished and never to be used; nothing "
+        "needs or removes them any more: delete them"
+    )
+    assert said(tmp_path) == [*before, note]
+    assert said(tmp_path, running) == [] and said(tmp_path, running, is_dead=True) == [note]
+    (tmp_path / "checkpoints" / "partial.step-7").rmdir()
+    assert "partial.step-5: a checkpoint whose writer was killed" in said(tmp_path)[-1] and said(tmp_path)[-1].endswith(": delete it")

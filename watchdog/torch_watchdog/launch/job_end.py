@@ -60,10 +60,13 @@ class JobEnd:
     replays: str = ""  # of a replay: whose batch it is, and which samples
     recorded_by: str | None = None  # the node that has the job's record, where it is not this one
     quarantine: str | None = None  # the file of left out samples, where there are any
+    unfinished: tuple[str, ...] = ()  # checkpoints whose writers were killed
     sealed: Mapping[str, Any] | None = None  # a checkpoint that the ranks have sealed themselves, because the daemon was gone
 
 
-def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None) -> JobEnd | None:
+def end_of(
+    record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantine: str | None, unfinished: tuple[str, ...] = ()
+) -> JobEnd | None:
     """The end as job.json tells it; None where the launch has not ended, or its launcher died before it could write how."""
     end, exit_code = record.get("end"), record.get("exit_code")
     if not isinstance(end, Mapping) or exit_code is None:
@@ -81,6 +84,7 @@ def end_of(record: Mapping[str, Any], run_dir: PurePath, *, here: str, quarantin
         folder=record.get("folder") or None,
         here=here,
         quarantine=quarantine,
+        unfinished=unfinished,
         resumed=None if told.get("unused_resume") else record.get("resume") or None,
         **told,
     )

@@ -29,6 +29,7 @@ from torch_watchdog.launch.watch import ENDS_A_LAUNCH, Watch, open_watch
 from torch_watchdog.launch.witness import Witness, open_witness
 from torch_watchdog.phrases import count, ended_by
 from torch_watchdog.replay.recorded import batch_of
+from torch_watchdog.store.checkpoints import unfinished_checkpoints
 from torch_watchdog_agent.node.config import JobOutcome
 from torch_watchdog_proto.messages import EXIT_FAILED
 
@@ -235,6 +236,7 @@ def _tell_end(
         restores=watch.restores(),
         quarantine=str(watch.directory.quarantine_file) if watch.directory.quarantine_file.exists() else None,
         sealed=outcome.sealed,
+        unfinished=() if left else unfinished_checkpoints(watch.directory.root / "checkpoints"),
     )
     has_lost_its_record = _guarded(watch.has_lost_its_record)
     _guarded(lambda: watch.write_end(end, _reason(outcome, status, end), world_size=last.world_size if last else 0))

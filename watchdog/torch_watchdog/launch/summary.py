@@ -34,6 +34,7 @@ __all__ = [
     "has_failed_of_its_batch",
     "left_behind",
     "left_by_ranks",
+    "left_unfinished",
     "summarise",
     "was_survived",
 ]
@@ -82,7 +83,17 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         notes.append(
             f"--resume {as_typed(end.unused_resume, end.here)} was taken by nobody: the script began from nothing (README: restore())"
         )
+    notes += [left_unfinished(end.unfinished, end.here)] if end.unfinished else []
     return [*lines[: LAST_LINES - len(notes)], *(f"  note   {note}" for note in notes)]
+
+
+def left_unfinished(paths: Sequence[str], here: str) -> str:
+    """Only a save of the same launch takes them away: the next launch has a folder of its own."""
+    one, more = len(paths) == 1, f" and {len(paths) - 1} beside it" if len(paths) > 1 else ""
+    return (
+        f"{one_line(as_typed(paths[-1], here))}{more}: {'a checkpoint' if one else 'checkpoints'} whose writer was killed, not finished and never to be used; "
+        f"nothing needs or removes {'it' if one else 'them'} any more: delete {'it' if one else 'them'}"
+    )
 
 
 def left_behind(pids: Sequence[int]) -> str:

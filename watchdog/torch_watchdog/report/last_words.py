@@ -1,7 +1,7 @@
 """What a launch said at its end, said again for a person who stands elsewhere by now, perhaps on a page.
 
-Owns no words: they are the launch's own (launch/summary.py). Looks at the run directory for the samples that were left out, and for a checkpoint that
-ranks have sealed when nobody was left to write it into the record.
+Owns no words: they are the launch's own (launch/summary.py). Looks at the run directory for the samples that were left out, for a checkpoint that
+ranks have sealed when nobody was left to write it into the record, and for those that nobody was left to finish.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import PurePath
 from typing import Any
 
 from torch_watchdog.launch.job_end import end_of
-from torch_watchdog.launch.summary import left_by_ranks, summarise
-from torch_watchdog.store.checkpoints import newest_checkpoint
+from torch_watchdog.launch.summary import left_by_ranks, left_unfinished, summarise
+from torch_watchdog.store.checkpoints import newest_checkpoint, unfinished_checkpoints
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_agent.asked import TAKEN
 
@@ -28,10 +28,11 @@ def last_words(
     if record.get("policy") == "scan":  # as scan/record.py tells it: what the launch beneath it has to say is not what the scan found
         return [] if record.get("exit_code") is None else [str(record["exit_reason"])]
     root, quarantine = directory.root, str(directory.quarantine_file) if directory.quarantine_file.exists() else None
-    end = end_of(record, root, here=here, quarantine=quarantine)
+    unfinished = unfinished_checkpoints(root / "checkpoints")
+    end = end_of(record, root, here=here, quarantine=quarantine, unfinished=unfinished)
     if end is None and not is_dead:
         return []
-    lines = [] if end is None else summarise(incidents, end)
+    lines = summarise(incidents, end) if end is not None else [f"  note   {left_unfinished(unfinished, here)}"] if unfinished else []
     if end is not None and end.exit_code == 0 and not end.stopped_by_us:
         return lines  # it came to its own end: nobody is to go on from there
     left = newest_checkpoint(root / "checkpoints")

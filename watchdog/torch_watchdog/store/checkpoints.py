@@ -1,4 +1,4 @@
-"""The good checkpoint that ranks have left in a run directory, read from its own files: whoever writes the record may have been killed before.
+"""What ranks have left in a run directory of checkpoints, good or unfinished, read from its own files: whoever writes the record may have been killed before.
 
 Knows what the ranks' side writes (`watchdog.json`, `COMMITTED` over its hash) and nothing of what is in the parts: those were read back before COMMITTED was
 written, so that here their sizes are enough.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["newest_checkpoint"]
+__all__ = ["newest_checkpoint", "unfinished_checkpoints"]
 
 _MANIFEST, _COMMITTED = "watchdog.json", "COMMITTED"
 _MAX_LOOKED_AT = 100
@@ -30,6 +30,14 @@ def newest_checkpoint(folder: Path) -> Mapping[str, Any] | None:
             updates, form = manifest["updates_applied"], str(manifest.get("format", ""))
             return {"path": str(path), "updates_applied": updates, "format": form, "committed": True, "finite": True}
     return None
+
+
+def unfinished_checkpoints(folder: Path) -> tuple[str, ...]:
+    """Of those that were being written when their writers were killed: whoever lives takes away what it could not finish. For a launch that has ended."""
+    try:
+        return tuple(sorted(str(path) for path in folder.iterdir() if path.name.startswith("partial.")))
+    except OSError:
+        return ()
 
 
 def _committed(path: Path) -> Mapping[str, Any] | None:
