@@ -222,6 +222,29 @@ def test_a_rank_that_told_its_end_and_whose_status_nobody_could_read_has_ended_w
     assert run.kinds == [] and orders(told) == []
 
 
+@pytest.mark.parametrize("done", [(0, 1), (1,), (0,), ()])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_training_that_had_ended_before_a_signal_ended_its_ranks_is_told_as_that_and_only_that(done: tuple[int, ...], first: int) -> None:
+    """One that was not done yet had something to do, in whatever order they are heard of."""
+    run = Run()
+    run.hello(0, 1)
+    run.report(steps(0, 0, [1.0] * 5), steps(1, 0, [1.0] * 5))
+    for rank in done:
+        run.say(m.Finished(rank=rank, passed=4))
+    run.report(events=(ended(first, 1, signal=15),))
+    run.wait(5)
+    run.report(events=(ended(1 - first, 2, signal=15),))
+    run.wait(5)
+    (incident,) = run.incidents
+    is_over = done == (0, 1)
+    assert incident["summary"].endswith("ended by SIGTERM from outside" + ", after its script was over" * is_over)
+    assert ("the training had come to its own end by then" in incident["cause"], "no need to launch it again" in incident["fix"]) == (
+        is_over,
+        is_over,
+    )
+    assert ("look at who stopped the job, and why" in incident["fix"]) is not is_over
+
+
 def test_a_rank_that_raised_and_whose_status_nobody_could_read_has_failed() -> None:
     run = Run(world_size=1)
     run.hello(0)

@@ -429,6 +429,24 @@ def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
     assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)
 
 
+def test_what_had_ended_before_a_signal_came_is_not_advised_to_be_launched_again() -> None:
+    died = INCIDENT | {
+        "batch": None,
+        "bound": None,
+        "kind": "rank.died",
+        "severity": "warning",
+        "summary": "rank 1: ended by SIGTERM from outside",
+    }
+    died["action"] = INCIDENT["action"] | {"prevented": False, "policy": "rescue", "exit_code": None, "checkpoint": None}
+    end = replace(END, exit_code=1, stopped_by_us=False)
+    assert any(line.startswith("  again ") for line in summarise([died], end))
+    over = died | {"summary": f"{died['summary']}, after its script was over"}
+    for how in (end, replace(end, resumed="/home/a/watchdog_runs/first/checkpoints/step-11")):
+        lines = summarise([over], how)
+        assert not any(line.startswith(("  again ", "  resume ")) for line in lines)
+        assert lines[0] == "job train-1 was ended from outside, after its script was over: rank.died (exit code 1)"
+
+
 def test_a_launch_that_somebody_interrupted_is_not_said_to_have_failed() -> None:
     incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "severity": "warning", "summary": "rank 1: ended by SIGINT"}
     incident["action"] = INCIDENT["action"] | {"prevented": False, "policy": "none", "exit_code": None}

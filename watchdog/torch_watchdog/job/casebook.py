@@ -13,7 +13,7 @@ from torch_watchdog.job import incident as build
 from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, died_of_the_asking, is_of_device, raised_its_own
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
-from torch_watchdog.rules.death import NOTHING_KNOWN, THEIRS_FOLLOW, Files, judge, of_the_others, raised_besides
+from torch_watchdog.rules.death import NOTHING_KNOWN, THEIRS_FOLLOW, Files, judge, not_after_all, of_the_others, raised_besides
 from torch_watchdog.rules.loss import Divergence
 from torch_watchdog_proto.messages import KEPT_BATCH, Violation
 from torch_watchdog_proto.sentences import and_then, count
@@ -200,6 +200,7 @@ class Casebook:
         of_none = (found for found in self._at_hand() if not _may_be_cause(found, first))
         self._over.update([found["id"] for found in of_none if build.was_left_out(found)])
         cause = self._cause_of(first) or self._told_of_the_asking(first)
+        cause = cause and (cause if all(end.said_end for end in first.culprits) else not_after_all(cause))
         failed = [*(end.rank for end in first.culprits), *first.victims]
         if cause is None:
             found = self._failure(first, failed, ranks, now)

@@ -171,7 +171,10 @@ def first_failure(
     elif early or late:
         culprits = early or list(late)
     else:
-        culprits = _earliest([end for end in failed if roles[end] == "asked"] or failed)
+        asked = [end for end in failed if roles[end] == "asked"]
+        culprits = _earliest(
+            [end for end in asked if not end.said_end] or asked or failed
+        )  # one that trained on tells more than one that was done
     return FirstFailure(
         culprits=tuple(sorted(culprits, key=lambda end: end.rank)),
         victims=tuple(sorted({end.rank for end in failed} - {end.rank for end in culprits})),

@@ -28,6 +28,7 @@ from torch_watchdog.phrases import (
     who,
     without_good,
 )
+from torch_watchdog.rules.death import AFTER_ITS_END
 
 __all__ = [
     "LAST_LINES",
@@ -204,7 +205,7 @@ def _headline(incident: Incident, end: JobEnd, found: Sequence[Incident]) -> str
     elif action.get("policy") == "observe":
         what = "failed (it was observed, nothing was changed)" if end.exit_code else "observed, nothing was changed"
     elif incident.get("kind") == "rank.died" and incident.get("severity") == "warning":
-        what = "was ended from outside"
+        what = f"was ended from outside{AFTER_ITS_END if _was_over(incident) else ''}"
     elif incident.get("severity") == "warning":
         what = "failed, after a warning" if end.exit_code else "ended with a warning"
     elif has_diverged(incident) and not end.exit_code:
@@ -226,6 +227,11 @@ def has_failed_of_its_batch(action: Mapping[str, Any], end: JobEnd) -> bool:
 def _came_too_late(incident: Incident, end: JobEnd) -> bool:
     """An order that a signal asked for, of a training that the same signal ended before it could be carried out."""
     return is_order(incident) and bool(end.signalled and end.exit_code) and not end.stopped_by_us
+
+
+def _was_over(incident: Incident) -> bool:
+    """A signal ended what had trained all that it was to train: to launch it again would train anew."""
+    return incident.get("kind") == "rank.died" and str(incident.get("summary", "")).endswith(AFTER_ITS_END)
 
 
 def _how_we_stopped(action: Mapping[str, Any], end: JobEnd) -> str:
@@ -271,12 +277,12 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
         lines.append(f"  saved  {one_line(path)} ({checkpoint_state(checkpoint)})")
     elif not before and (end.stopped_by_us or failed or _came_too_late(incident, end)):
         lines.append("  saved  no checkpoint was written")
-        if not end.resumed and (end.quarantine or (failed and not end.unused_resume)):
+        if not end.resumed and not _was_over(incident) and (end.quarantine or (failed and not end.unused_resume)):
             lines.append(again(end))
     if is_good(checkpoint):
         lines += [] if survived else resume_lines(checkpoint, end)
     else:
-        lines += before or ([] if has_diverged(incident) else resumed_before(end))
+        lines += before or ([] if has_diverged(incident) or _was_over(incident) else resumed_before(end))
     run_dir = shlex.quote(as_typed(end.run_dir, end.here))
     also = f"; {count(others, 'incident')} more: watchdog incidents {run_dir}" if others else ""
     lines.append(f"  more   watchdog timeline {run_dir}{_to_replay(incident, end)}{also}")

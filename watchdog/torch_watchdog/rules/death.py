@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,13 +19,17 @@ from torch_watchdog.rules.loader_died import LoaderDeath, loader_death
 from torch_watchdog.rules.named import named
 from torch_watchdog_proto.sentences import and_then, count
 
-__all__ = ["LETS_GO_ON", "THEIRS_FOLLOW", "Files", "Verdict", "judge", "of_the_others", "raised_besides"]
+__all__ = ["AFTER_ITS_END", "LETS_GO_ON", "THEIRS_FOLLOW", "Files", "Verdict", "judge", "not_after_all", "of_the_others", "raised_besides"]
 
 NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
 LETS_GO_ON = "; until it is ended, `kill -CONT` lets such a process go on"
+AFTER_ITS_END = ", after its script was over"  # what a SIGTERM ended had trained all that it was to train
 THEIRS_FOLLOW = "; what any other rank raises follows from this one"
+_HAD_ENDED = "; the training had come to its own end by then"
+_WHO_STOPPED_IT = "look at who stopped the job, and why"
+_MODEL_IS_SAVED = "look whether what the script does at its end was done (its model saved, say): there is nothing left to train, and no need to launch it again"
 _PEERS_TOO = "; and look at the other ranks: one may have gone without a word, or have become another program (os.exec)"
 _MOST_BESIDES, _LONG_ERROR = 2, 200
 _HIGHEST_STATUS = 255
@@ -299,12 +303,13 @@ def _had_raised(end: RankEnd) -> bool:
 def _died(end: RankEnd, where: str, files: Files) -> Verdict:
     name = signal_name(end.signal)
     if end.signal in ASKED_TO_END:
+        is_over = end.said_end and not end.text
         return Verdict(
             kind="rank.died",
             severity="warning",
-            summary=f"{where}: ended by {name} from outside",
-            cause=f"somebody sent {name}: the launcher, a scheduler or a person; no rank failed before it",
-            fix="look at who stopped the job, and why",
+            summary=f"{where}: ended by {name} from outside{AFTER_ITS_END * is_over}",
+            cause=f"somebody sent {name}: the launcher, a scheduler or a person; no rank failed before it{_HAD_ENDED * is_over}",
+            fix=_MODEL_IS_SAVED if is_over else _WHO_STOPPED_IT,
         )
     if end.torn_down:
         return Verdict(
@@ -321,6 +326,12 @@ def _died(end: RankEnd, where: str, files: Files) -> Verdict:
         cause=f"the process was ended by {name}" + (_thrown(end) or _SIGNAL_MEANINGS.get(end.signal or 0, "")),
         fix=_where_a_signal_came_from(end, files),
     )
+
+
+def not_after_all(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The incident of ranks that a signal ended, of which one was not at its end yet."""
+    summary, cause = found["summary"].replace(AFTER_ITS_END, ""), found["cause"].replace(_HAD_ENDED, "")
+    return dict(found) | {"summary": summary, "cause": cause, "fix": found["fix"].replace(_MODEL_IS_SAVED, _WHO_STOPPED_IT)}
 
 
 def _thrown(end: RankEnd) -> str:
