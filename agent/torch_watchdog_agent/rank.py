@@ -158,7 +158,7 @@ class Rank:
         if self.gate.has_order:
             self.say("the node process is gone: what was decided with it is carried out, and nothing is watched after that")
         else:
-            self.say("the node process is gone: training goes on without the watchdog (no guard, no clean stop, no timeline from here)")
+            self.say(f"the node process is gone: {self.rescuer.what_now()}")
 
     def finish(self) -> None:
         """At interpreter exit: no gate will follow."""

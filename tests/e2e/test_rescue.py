@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from launching import SCRIPTS, Ended, environment, launch, script, torchrun, watchdog
+from launching import SCRIPTS, Ended, environment, launch, script, start, torchrun, until, watchdog
 from namespaces import PROCESSES, needs_processes
 from safetensors.torch import save_file
 
@@ -63,6 +63,23 @@ def test_the_state_is_saved_bit_by_bit_and_the_culprit_is_named(
     assert saved_as_after_an_update(run, incident)
     assert re.search(r"Root Cause.*?rank +: 1 ", run.err, re.DOTALL)
     assert seconds_to_free(run) < FREE_WITHIN_S
+
+
+def test_a_launch_that_is_killed_as_a_rank_fails_leaves_a_record_of_what_that_rank_said(tmp_path: Path) -> None:
+    run = start(tmp_path, [*watchdog("--job", "job"), *torchrun(*script("failing.py", "--fault", "raise", "--teardown", "1"))])
+    events = tmp_path / "watchdog_runs" / "job" / "events.jsonl"
+    until(lambda: events.exists() and "rank.failed" in events.read_text(), "the failure is in the record")
+    run.kill()
+    run.wait()
+
+    def status() -> str:
+        return subprocess.run(
+            [*watchdog("status", "job")], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+        ).stdout
+
+    until(lambda: "ended without a word" in status(), "the launcher has ended, too")
+    assert re.search(r"said +rank 1, step \d+: ValueError: a fault of the script's own", told := status()), told
+    assert "the node process is gone: the training cannot go on" in (tmp_path / "err").read_text()
 
 
 def test_with_record_the_culprit_is_named_too(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "one_line",
     "shortened",
     "steps_told",
+    "unjudged",
     "what_happened",
     "what_offends",
     "where_needed",
@@ -41,6 +42,12 @@ __all__ = [
 Incident = Mapping[str, Any]
 ENDED_WITHOUT_A_WORD = "ended without a word: the launch was killed, or could not write how it ended"
 LIVES_AND_IS_SILENT = "has not ended: the launch lives, and does not answer"
+
+
+def unjudged(words: Sequence[str]) -> list[str]:
+    """Of a launch whose daemon was gone before it could say who failed first: what is known is what ranks had said or come to."""
+    note = "  note   by the ranks' own words: nobody was left to say which of them failed first, or why"
+    return [*(f"  said   {one_line(word)}" for word in words), note] if words else []
 
 
 def who(incident: Incident) -> str:

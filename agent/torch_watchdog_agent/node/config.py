@@ -51,11 +51,13 @@ class NodeConfig:
 class JobOutcome:
     """How the job ended. `exit_code` None: the wrapped command's own code stands. `lines` are for the terminal, without the prefix.
 
-    `told`: the daemon has said so, and `incidents` are all that it found. `sealed`: the checkpoint that ranks of this node have left behind, as theirs.
+    `told`: the daemon has said so, and `incidents` are all that it found; else `unjudged` is what ranks of this node have said or come to.
+    `sealed`: the checkpoint that they have left behind, as theirs.
     """
 
     exit_code: int | None
     incidents: tuple[Mapping[str, Any], ...] = ()
     lines: tuple[str, ...] = ()
     told: bool = False
+    unjudged: tuple[str, ...] = ()
     sealed: Mapping[str, Any] | None = None

@@ -27,8 +27,12 @@ from torch_watchdog_proto.messages import (
     Vetoed,
     WriteCommitted,
 )
+from torch_watchdog_proto.rescue_words import Failed
 
 __all__ = ["LastWords"]
+
+_MOST = 4  # sentences of ranks: for a terminal
+_MAX_WORDS = 400  # characters of one: an exception may hold a whole batch
 
 
 class LastWords:
@@ -44,6 +48,7 @@ class LastWords:
         self._attempt = 0
         self._left_out: set[int] = set()  # steps: nothing failed of their batches
         self._found: dict[tuple[int, int], str] = {}
+        self._failed: dict[int, str] = {}  # rank -> its own words, or how its process ended
 
     def told(self, order: Order) -> None:
         if isinstance(order, Commit):
@@ -68,10 +73,19 @@ class LastWords:
             self._sealed[message.generation] = self._saved[message.generation]
         elif isinstance(message, Hold | Refused):
             self._found[message.rank, message.step] = f"rank {message.rank}, step {message.step}: {message.violation.summary}"
+        elif isinstance(message, Failed):
+            where = f" at {message.where}" if message.where else ""
+            self._failed[message.rank] = f"rank {message.rank}, step {message.step}: {message.text[:_MAX_WORDS]}{where}"
+
+    def ended(self, rank: int, *, exit_code: int | None, signal: int | None) -> None:
+        """A rank's process has ended. What it had said of itself tells more."""
+        if signal is not None or exit_code:
+            how = f"was ended by signal {signal}" if signal is not None else f"ended with exit code {exit_code}"
+            self._failed.setdefault(rank, f"rank {rank} {how}")
 
     def _begin_attempt(self, attempt: int) -> None:
         if attempt > self._attempt:
-            self._attempt, self._codes, self._left, self._found, self._left_out = attempt, {}, None, {}, set()
+            self._attempt, self._codes, self._left, self._found, self._left_out, self._failed = attempt, {}, None, {}, set(), {}
             self._saved, self._sealed, self._not_good, self._told_good = {}, {}, set(), set()
 
     def left_with(self) -> int | None:
@@ -92,8 +106,10 @@ class LastWords:
         return {"path": saved.path, "updates_applied": saved.updates_applied, "format": saved.format, "committed": True, "finite": True}
 
     def outcome(self, exit_code: int, *, why: str) -> JobOutcome:
-        """How the job ended, as far as it is known here. `why` there is no better answer becomes a line."""
+        """How the job ended, as far as it is known here. `why` there is no better answer becomes a line. A batch that was found explains what ranks say."""
         stopped, found = self.left_with(), [words for (_, step), words in self._found.items() if step not in self._left_out]
         if stopped is None and exit_code != 0 and found:
             stopped = EXIT_BAD_DATA  # a rank refused the batch and failed of it
-        return JobOutcome(exit_code=stopped, lines=(why, *found[:4]), sealed=self.sealed())
+        return JobOutcome(
+            exit_code=stopped, lines=(why,), unjudged=tuple((found or list(self._failed.values()))[:_MOST]), sealed=self.sealed()
+        )

@@ -215,6 +215,7 @@ class NodeWork:
         self._look_at_log(ended.pid, killed=ended.signal == signals.SIGKILL)
         self._stopped.ended(ended.pid)
         on_device = self._rings.updates_on_device(ended.pid)
+        self.last_words.ended(self._who[ended.pid][1], exit_code=ended.exit_code, signal=ended.signal)
         self._add_event(ended.pid, "exited", exit_code=ended.exit_code, signal=ended.signal, updates_on_device=on_device)
         self._keepers.ended(*self._who[ended.pid])
         keeper = self._processes.keeper_of(ended.pid)

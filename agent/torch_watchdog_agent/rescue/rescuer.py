@@ -103,6 +103,12 @@ class Rescuer:
             if self._free is not None:
                 self._changed.notify_all()
 
+    def what_now(self) -> str:
+        """What becomes of the training once nobody will say anything any more. From any thread."""
+        if self._asked or self._free is not None:
+            return "the training cannot go on, and nothing more of it is saved or told"
+        return "training goes on without the watchdog (no guard, no clean stop, no timeline from here)"
+
     def why_alone(self) -> str:
         """Why no other rank need be waited for any more, or nothing. From any thread."""
         free = self._free
@@ -364,7 +370,8 @@ class Rescuer:
                 case _:
                     return
         del held
-        self._rank.say(f"no word on the rescue within {free.grace_s:g} s: this rank ends")
+        if not self._over:
+            self._rank.say(f"no word on the rescue within {free.grace_s:g} s: this rank ends")
 
     def _next_word(self, deadline: float) -> Order | None:
         with self._changed:

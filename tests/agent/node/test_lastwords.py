@@ -16,6 +16,7 @@ from torch_watchdog_proto.messages import (
     Violation,
     WriteCommitted,
 )
+from torch_watchdog_proto.rescue_words import Failed
 
 VIOLATION = Violation(kind="batch.index_out_of_range", summary="ids[1] = 70", cause="c", fix="f", batch=BatchFact(key="ids"))
 HOLD = Hold(rank=1, step=4, micro_step=0, violation=VIOLATION)
@@ -34,7 +35,20 @@ def words(*messages: object) -> LastWords:
 def test_a_rank_that_left_on_an_order_ends_the_job_with_its_code() -> None:
     outcome = words(HOLD, Commit(generation=3, veto=4, exit_code=65), Left(rank=0, generation=3, updates_applied=4)).outcome(0, why="gone")
     assert outcome.exit_code == 65
-    assert outcome.lines == ("gone", "rank 1, step 4: ids[1] = 70")
+    assert (outcome.lines, outcome.unjudged) == (("gone",), ("rank 1, step 4: ids[1] = 70",))
+
+
+def test_what_ranks_said_of_their_failure_is_told_where_nobody_judges_it() -> None:
+    last = words(Failed(rank=1, step=60, updates_applied=60, time_ns=1, text="ValueError: it fell", where="train.py:10"))
+    last.ended(0, exit_code=None, signal=9)
+    last.ended(1, exit_code=1, signal=None)
+    last.ended(2, exit_code=0, signal=None)
+    told = ("rank 1, step 60: ValueError: it fell at train.py:10", "rank 0 was ended by signal 9")
+    assert last.outcome(1, why="gone").unjudged == told
+    last.heard(HOLD)  # a bad batch explains them
+    assert last.outcome(1, why="gone").unjudged == ("rank 1, step 4: ids[1] = 70",)
+    last.heard(RankHello(rank=0, local_rank=0, world_size=2, attempt=1, pid=1, torch_version="2", host="h", version="1"))
+    assert last.outcome(1, why="gone").unjudged == ()
 
 
 def test_what_ranks_have_left_on_is_known_where_the_daemon_is_a_new_one() -> None:

@@ -112,6 +112,14 @@ def test_the_rank_that_is_told_is_not_named_as_another(tmp_path: Path, reason: s
     assert rescuer.takes(Leave(generation=7))
 
 
+def test_a_rank_that_loses_its_node_says_whether_the_training_goes_on(tmp_path: Path) -> None:
+    rescuer = Rescuer(Rank(tmp_path), leave=lambda: None)  # type: ignore[arg-type]
+    assert rescuer.what_now().startswith("training goes on")
+    assert rescuer.takes(FREE)
+    rescuer.lost()
+    assert rescuer.what_now().startswith("the training cannot go on")
+
+
 def test_a_save_that_an_order_had_begun_ends_before_the_rescue_may_write_under_its_name(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
     rank.saver = Saver(looks=2)

@@ -68,6 +68,23 @@ def test_so_it_is_of_a_launch_that_was_killed_itself_and_not_while_it_may_still_
     assert str(newest) in saved and f"--resume {newest}" in resume and "restore(" in call
 
 
+def test_ranks_that_had_failed_before_a_launch_was_killed_are_told_by_their_own_words_unless_they_were_judged(tmp_path: Path) -> None:
+    running = {name: value for name, value in RECORD.items() if name not in ("exit_code", "end")}
+    events = (
+        {"order": 1, "attempt": 0, "kind": "rank.failed", "rank": 0, "step": 3, "text": "OSError: of the attempt before"},
+        {"order": 2, "attempt": 1, "kind": "rank.failed", "rank": 1, "step": 60, "text": "ValueError: it fell"},
+        {"order": 3, "attempt": 1, "kind": "rank.exited", "rank": 1, "exit_code": 1, "text": "rank 1 ended with exit code 1"},
+        {"order": 4, "attempt": 1, "kind": "rank.exited", "rank": 0, "signal": 9, "text": "rank 0 was ended by signal 9"},
+    )
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps({"step": None} | event) + "\n" for event in events))
+    first, second, note = said(tmp_path, running, is_dead=True)
+    assert (first, second) == ("  said   rank 1, step 60: ValueError: it fell", "  said   rank 0 was ended by signal 9")
+    assert "nobody was left to say which of them failed first" in note
+    judged = {"kind": "rank.exception", "severity": "critical", "attempt": 1, "action": {}}
+    assert said(tmp_path, running, incidents=(judged,), is_dead=True) == []
+    assert said(tmp_path, running, is_dead=False) == []
+
+
 def test_one_that_the_record_names_is_told_once(tmp_path: Path) -> None:
     checkpoint = {
         "path": f"/moved/since/{sealed(tmp_path, 23).name}",

@@ -21,6 +21,7 @@ END_FIELDS = (
     "updates",
     "attempt",
     "told",
+    "unjudged",
     "unused_resume",
     "restores",
     "signalled",
@@ -47,6 +48,7 @@ class JobEnd:
     updates: int | None = None
     attempt: int = 0  # the newest one: the launcher has started the ranks so often again
     told: bool = True  # False where the daemon did not answer at the end: what it found is not known
+    unjudged: tuple[str, ...] = ()  # and what the ranks of this node had said or come to
     options: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     here: str = "/"
@@ -78,6 +80,7 @@ def end_of(
         exit_code=exit_code,
         stopped_by_us=bool(told.pop("stopped_by_us", False)),
         left_behind=tuple(told.pop("left_behind", ())),
+        unjudged=tuple(told.pop("unjudged", ())),
         ranks_reported=record.get("ranks_reported") or 0,
         options=tuple(record.get("options") or ()),
         command=tuple(record.get("command") or ()),

@@ -228,6 +228,7 @@ def _tell_end(
         left_behind=tuple(sorted(left)),
         replays=_guarded(lambda: batch_of(Path(replay))) or Path(replay).name if (replay := watch.seat.config.replay) else "",
         told=last is not None or outcome.told,
+        unjudged=outcome.unjudged,
         options=tuple(options),
         command=watch.plan.command,
         here=here(),

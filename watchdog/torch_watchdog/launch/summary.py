@@ -22,6 +22,7 @@ from torch_watchdog.phrases import (
     one_line,
     shortened,
     steps_told,
+    unjudged,
     what_happened,
     what_offends,
     where_needed,
@@ -66,7 +67,7 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     first = first_to_tell(found, ended_in=end.attempt if end.exit_code else None)
     earlier = _newest_saved(incidents, before=first if first is not None and has_diverged(first) else None)
     if first is None or _is_only_asked_for(first, end):
-        lines = [_nothing_found(end), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_earlier(earlier, end))]
+        lines = [_nothing_found(end), *unjudged(end.unjudged), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_earlier(earlier, end))]
     elif end.recorded_by:
         lines = [_headline(first, end, found)]
     else:

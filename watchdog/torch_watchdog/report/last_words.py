@@ -12,11 +12,15 @@ from typing import Any
 
 from torch_watchdog.launch.job_end import end_of
 from torch_watchdog.launch.summary import left_by_ranks, left_unfinished, summarise
+from torch_watchdog.phrases import unjudged
 from torch_watchdog.store.checkpoints import newest_checkpoint, unfinished_checkpoints
+from torch_watchdog.store.read import read_events
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog_agent.asked import TAKEN
 
 __all__ = ["last_words"]
+
+_MOST = 4  # ranks that are told of
 
 
 def last_words(
@@ -32,13 +36,29 @@ def last_words(
     end = end_of(record, root, here=here, quarantine=quarantine, unfinished=unfinished)
     if end is None and not is_dead:
         return []
-    lines = summarise(incidents, end) if end is not None else [f"  note   {left_unfinished(unfinished, here)}"] if unfinished else []
+    lines = summarise(incidents, end) if end is not None else _of_the_dead(read_events(root), incidents, unfinished, here)
     if end is not None and end.exit_code == 0 and not end.stopped_by_us:
         return lines  # it came to its own end: nobody is to go on from there
     left = newest_checkpoint(root / "checkpoints")
     if left is None or PurePath(left["path"]).name in _named(incidents):
         return lines
     return left_by_ranks(left, lines, record, root, here=here, quarantine=quarantine, restores=(root / TAKEN).exists())
+
+
+def _of_the_dead(
+    events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]], unfinished: Sequence[str], here: str
+) -> list[str]:
+    """Of a launch that was killed before it could say a last word: ranks that had failed and were not judged by then."""
+    attempt = max((int(event.get("attempt") or 0) for event in events), default=0)
+    is_judged = any(found.get("severity") == "critical" and found.get("attempt") == attempt for found in incidents)
+    failed: dict[Any, str] = {}
+    for event in () if is_judged else events:
+        if event.get("attempt") == attempt and event.get("kind") == "rank.failed":
+            failed[event.get("rank")] = f"rank {event.get('rank')}, step {event.get('step')}: {event.get('text')}"
+        elif event.get("attempt") == attempt and event.get("kind") == "rank.exited" and (event.get("signal") or event.get("exit_code")):
+            failed.setdefault(event.get("rank"), str(event.get("text")))
+    note = [f"  note   {left_unfinished(unfinished, here)}"] if unfinished else []
+    return [*unjudged(list(failed.values())[:_MOST]), *note]
 
 
 def _named(incidents: Sequence[Mapping[str, Any]]) -> set[str]:
