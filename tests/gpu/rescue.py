@@ -1,5 +1,5 @@
-"""A rank fails on real GPUs: run by hand on a machine with two or more, `python tests/gpu/rescue.py --out FILE.json`, `--ranks 8` for more of them. On one
-card two ranks share it, and NCCL takes them for two machines.
+"""A rank fails on real GPUs: run by hand on a machine with two or more, `python tests/gpu/rescue.py --out FILE.json`, `--ranks 8` for more of them. More
+ranks than cards share one (one_card/sitecustomize.py).
 
 For every fault, model, optimizer and kind of loop: was the healthy rank's state saved bit-identical to an update that all had applied, or refused with a
 reason; was the culprit named; how long from the fault to the last rank's freedom. Never may a saved state differ. And what the gate on the device costs.
@@ -215,6 +215,8 @@ def main() -> None:
     args = parser.parse_args()
     global RANKS
     RANKS = args.ranks
+    if torch.cuda.device_count() < RANKS:
+        ENVIRONMENT["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "one_card"), os.environ.get("PYTHONPATH", "")])
     folder = Path(tempfile.mkdtemp(prefix="rescue-"))
     result: dict[str, Any] = {
         "cards": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())], "torch": torch.__version__,

@@ -143,8 +143,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     lightning.seed_everything(7, verbose=False)
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "2"))
     trainer = lightning.Trainer(
-        accelerator="gpu" if ON_GPU else "cpu", devices=int(os.environ.get("WORLD_SIZE", "2")), strategy="ddp", max_epochs=args.epochs,
+        accelerator="gpu" if ON_GPU else "cpu", devices=devices, num_nodes=int(os.environ.get("WORLD_SIZE", devices)) // devices,
+        strategy="ddp", max_epochs=args.epochs,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         accumulate_grad_batches=args.accumulate,
     )  # fmt: skip

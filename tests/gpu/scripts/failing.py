@@ -122,10 +122,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    number, cards = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if int(os.environ["LOCAL_WORLD_SIZE"]) > cards:
-        os.environ["NCCL_HOSTID"] = f"rank{number}"  # NCCL takes no card twice on one machine
-    device = torch.device("cuda", number % cards)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=args.timeout))
