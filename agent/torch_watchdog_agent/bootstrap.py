@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,13 +90,15 @@ def _hook(config: AgentConfig, say: Voice) -> None:
 def _keep(config: AgentConfig, say: Voice) -> None:
     """The keeper where a launcher watches this process as a session of its own; else only the log."""
     from torch_watchdog_agent import copied, keeper
-    from torch_watchdog_agent.holdback import HoldBack, released_file
+    from torch_watchdog_agent.holdback import HoldBack, begun_file, released_file
 
     log_path = Path(config.run_dir) / "logs" / f"rank-{os.environ.get('RANK') or 0}.log"
     _flush()
+    attempt, rank = (int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+    with suppress(OSError):  # at worst the end of a launch names an earlier attempt
+        begun_file(Path(config.runtime_dir), attempt).touch(mode=0o600)
     try:
         if config.keeper and config.policy != "observe" and os.getsid(0) == os.getpid():
-            attempt, rank = (int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
             released = released_file(Path(config.runtime_dir), attempt=attempt, rank=rank)
             hold = HoldBack(released, launcher_pid=config.launcher_pid, grace_s=config.grace_s)
             keeper.stand_guard(log_path=log_path, say=say, hold=hold)

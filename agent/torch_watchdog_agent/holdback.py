@@ -24,6 +24,11 @@ def released_file(runtime_dir: Path, *, attempt: int, rank: int) -> Path:
     return runtime_dir / f"released-{attempt}-{rank}"
 
 
+def begun_file(runtime_dir: Path, attempt: int) -> Path:
+    """Exists once a process of that start of the launcher's is there, which may end before it is heard of as a rank."""
+    return runtime_dir / f"begun-{attempt}"
+
+
 class HoldBack:
     """`path` appears when the keeper may tell; `launcher_pid` is the node process, which makes it; at most `grace_s` pass."""
 

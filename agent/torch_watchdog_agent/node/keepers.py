@@ -8,13 +8,19 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from torch_watchdog_agent.holdback import released_file
+from torch_watchdog_agent.holdback import begun_file, released_file
 from torch_watchdog_proto.envelopes import TellRank
 from torch_watchdog_proto.messages import Leave
 
 __all__ = ["Keepers"]
 
 LOST_PATIENCE_S = 3.0
+
+
+def newest_attempt(runtime_dir: Path) -> int:
+    """The newest start of the launcher's of which a process was seen on this node, whether or not it was heard of as a rank; 0 where none was."""
+    numbers = (path.name.rpartition("-")[2] for path in runtime_dir.glob(begun_file(runtime_dir, 0).name.replace("0", "*")))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 class Keepers:

@@ -26,6 +26,7 @@ class Stopped:
         self.seat = SimpleNamespace(config=SimpleNamespace(exit_codes={}, replay=None))
         self.job, self.joined, self.plan = "j", None, SimpleNamespace(command=("torchrun", "train.py"))
         self.directory = SimpleNamespace(root=Path("/r"), quarantine_file=SimpleNamespace(exists=broken.pop("quarantine", bool)))
+        self.newest_attempt = lambda: 0
         self.ranks_heard, self.resumed, self.unused_resume, self.write_end = (
             lambda: heard,
             lambda: None,

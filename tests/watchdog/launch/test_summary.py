@@ -407,6 +407,25 @@ def test_a_failure_that_saved_nothing_names_the_checkpoint_of_an_earlier_attempt
     assert lines[-2].startswith("  resume watchdog --policy stop --resume watchdog_runs/train-1/checkpoints/step-5 ")
 
 
+def test_an_attempt_that_failed_before_its_ranks_were_heard_of_is_not_told_by_an_earlier_ones_failure() -> None:
+    first = INCIDENT | {"kind": "rank.died", "attempt": 0, "batch": None, "summary": "rank 1, in step 5: killed by SIGKILL"}
+    end = replace(END, exit_code=1, stopped_by_us=False, attempt=1)
+    lines = summarise([first], end)
+    assert lines == [
+        "job train-1 failed in attempt 1, of which no rank's failure is known (exit code 1)",
+        "  why    read the end of watchdog_runs/train-1/logs/rank-*.log: it is what that attempt has printed",
+        "  before attempt 0 had failed: rank.died, rank 1, step 5: killed by SIGKILL",
+        "  saved  watchdog_runs/train-1/checkpoints/step-5 (5 updates, verified), in attempt 0",
+        "  resume watchdog --policy stop --resume watchdog_runs/train-1/checkpoints/step-5 torchrun --nproc-per-node 2 'my train.py'",
+        "  more   watchdog timeline watchdog_runs/train-1; watchdog incidents watchdog_runs/train-1",
+    ]
+    interrupted = summarise([first], replace(end, signalled="SIGINT", exit_code=130))
+    assert (
+        interrupted[0] == "job train-1 was interrupted (SIGINT, as by Ctrl-C) in attempt 1 (exit code 130)" and "why" not in interrupted[1]
+    )
+    assert summarise([first], replace(end, attempt=0))[0] == "job train-1 failed: rank.died (exit code 1)"
+
+
 @pytest.mark.parametrize("kind", ["batch.index_out_of_range", "rank.exception"])
 def test_where_a_resumed_run_saved_nothing_the_next_one_goes_on_from_the_same_checkpoint(kind: str) -> None:
     unsaved = INCIDENT | {"kind": kind, "action": INCIDENT["action"] | {"checkpoint": None}}

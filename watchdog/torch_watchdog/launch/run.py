@@ -223,7 +223,7 @@ def _tell_end(
         steps=max((rank.last_step + 1 for rank in ranks if rank.last_step is not None), default=0) if last else None,
         began_at_update=next((rank.began_at_update for rank in ranks if rank.began_at_update is not None), None),
         updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
-        attempt=last.attempt if last else 0,
+        attempt=max(last.attempt if last else 0, _guarded(watch.newest_attempt) or 0),
         standstill=last.standstill if last else "",
         left_behind=tuple(sorted(left)),
         replays=_guarded(lambda: batch_of(Path(replay))) or Path(replay).name if (replay := watch.seat.config.replay) else "",

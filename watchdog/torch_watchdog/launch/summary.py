@@ -68,6 +68,8 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     earlier = _newest_saved(incidents, before=first if first is not None and has_diverged(first) else None)
     if first is None or _is_only_asked_for(first, end):
         lines = [_nothing_found(end), *unjudged(end.unjudged), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_earlier(earlier, end))]
+    elif _is_of_earlier(first, end):
+        lines = _after_earlier(first, end, earlier)
     elif end.recorded_by:
         lines = [_headline(first, end, found)]
     else:
@@ -87,6 +89,29 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
         )
     notes += [left_unfinished(end.unfinished, end.here)] if end.unfinished else []
     return [*lines[: LAST_LINES - len(notes)], *(f"  note   {note}" for note in notes)]
+
+
+def _is_of_earlier(first: Incident, end: JobEnd) -> bool:
+    """All that is known is of attempts before the one that the job ended in, which failed before its ranks were heard of, or was ended from outside."""
+    return bool(end.exit_code) and not end.stopped_by_us and first.get("attempt", end.attempt) < end.attempt
+
+
+def _after_earlier(first: Incident, end: JobEnd, earlier: Incident) -> list[str]:
+    run_dir, name = shlex.quote(as_typed(end.run_dir, end.here)), f"attempt {end.attempt}"
+    before = f"attempt {first.get('attempt')} had failed: {first.get('kind')}, {who(first)}: {what_happened(first)}"
+    how = f"was {ended_by(end.signalled)} in {name}" if end.signalled else f"failed in {name}, of which no rank's failure is known"
+    why = (
+        []
+        if end.signalled
+        else [f"  why    read the end of {as_typed(end.run_dir, end.here)}/logs/rank-*.log: it is what that attempt has printed"]
+    )
+    return [
+        f"job {end.job} {how} (exit code {end.exit_code})",
+        *why,
+        f"  before {one_line(before)}",
+        *_saved_earlier(earlier, end),
+        f"  more   watchdog timeline {run_dir}; watchdog incidents {run_dir}",
+    ]
 
 
 def left_unfinished(paths: Sequence[str], here: str) -> str:

@@ -35,6 +35,7 @@ from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.node.agent import NodeAgent
 from torch_watchdog_agent.node.config import JobOutcome, NodeConfig
+from torch_watchdog_agent.node.keepers import newest_attempt
 from torch_watchdog_proto import __version__
 from torch_watchdog_proto.envelopes import JobStatus, JoinAnswer
 from torch_watchdog_proto.messages import NodeGoodbye, NodeHello
@@ -53,6 +54,7 @@ class Watch:
     plan: LaunchPlan
     seat: Seat
     ring_dir: Path
+    runtime_dir: Path
     node: NodeAgent
     record: Mapping[str, Any]
 
@@ -105,6 +107,10 @@ class Watch:
         """How many ranks of this launch have left a trace here: a log, or what they learned. For where no daemon can tell."""
         traces = [*self.directory.logs.glob("rank-*.log"), *self.directory.contract_file(0).parent.glob("rank-*.json")]
         return len({path.stem for path in traces})
+
+    def newest_attempt(self) -> int:
+        """Of the launcher's starts, as this node has seen it: the last may have failed before any of its ranks was heard of."""
+        return newest_attempt(self.runtime_dir)
 
     def has_lost_its_record(self) -> bool:
         """Somebody has removed the folder, or what it held."""
@@ -175,7 +181,7 @@ def open_watch(config: LaunchConfig, command: Sequence[str], options: Sequence[s
         say(_first_words(seat))
         if seat.config.daemon != "auto":
             hand_in(seat.directory.root.parent, seat.daemon, lambda: _client(seat, timeout_s=PATIENCE_S))
-        yield Watch(plan=plan, seat=seat, ring_dir=ring_dir, node=node, record=record)
+        yield Watch(plan=plan, seat=seat, ring_dir=ring_dir, runtime_dir=runtime_dir, node=node, record=record)
 
 
 def _client(seat: Seat, *, timeout_s: float = QUESTION_TIMEOUT_S) -> DaemonClient:
