@@ -149,6 +149,7 @@ def test_losses_go_on_without_a_bad_class_chance_index_or_device_and_warn_of_a_r
     assert ended.code == 0, ended.err
     bad_class, chance, index, device, column = ended.incidents
     assert told(bad_class) == (5, "labels", [1], 5, 0, 4, "cross_entropy")
+    assert (bad_class["kind"], chance["kind"]) == ("batch.index_out_of_range", "probability.out_of_range")
     assert told(chance) == (6, "chance", [1, 0], 255.0, 0, 1, "binary_cross_entropy")
     assert told(index)[:3] == (7, "age", [1])
     assert (index["bound"]["high"], index["bound"]["op"], index["batch"]["derived"]["expression"]) == (49, "embedding", "age * 10")

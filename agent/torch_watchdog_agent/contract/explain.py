@@ -35,6 +35,7 @@ _KINDS = {
     **dict.fromkeys(("ctc", "groups", "spread", "count", "agree", "sum", "reach"), "batch.shape"),
     "float": "batch.dtype",
 }
+_OF_PROBABILITIES = ("binary_cross_entropy", "multinomial")
 _COUNTS = ("count", "agree", "sum")
 
 
@@ -51,6 +52,8 @@ def violation_of(finding: Finding, origin: Origin, resolve: Resolve, others: Seq
     fact = _batch_fact(finding, origin, resolve)
     fact = replace(fact, also=_also(fact, others, origin, resolve))
     kind = _KINDS[rule.kind] if rule.recipe.leaves or rule.kind != "range" else "batch.shape"
+    if kind == "batch.index_out_of_range" and rule.op in _OF_PROBABILITIES:  # a target, or a weight: no index
+        kind = "probability.out_of_range"
     if rule.kind == "ctc" and fact.derived is None:
         kind = "batch.index_out_of_range"
     return _completed(kind, fact, _bound_fact(finding, fact), origin, rule)

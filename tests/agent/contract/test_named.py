@@ -92,6 +92,7 @@ def test_a_bad_value_is_named_before_the_operator_runs(
     found = seen.checked.violation or seen.refused
     assert found is not None and found.bound is not None
     assert (found.batch.key, found.batch.element, found.severity) == (key, element, "critical")
+    assert (found.kind == "probability.out_of_range") is (op == "binary_cross_entropy")  # a target is no index
     assert (found.bound.low, found.bound.high, found.bound.op, found.bound.module) == (*allowed, op, module)
     assert value is None or found.batch.value == value  # of a NaN, and of a length, there is none to compare
     assert words in found.cause + found.fix

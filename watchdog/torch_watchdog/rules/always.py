@@ -27,7 +27,7 @@ _CRITICAL = (
         ("batch.device", "where tensors lie", "rank 0, step 12: labels is on device cpu; cross_entropy had it on cuda:0"),
     )),
     ("probability", _STOP_65, (
-        ("probability.out_of_range", "what binary_cross_entropy and multinomial are given",
+        ("probability.out_of_range", "what binary_cross_entropy and multinomial are given, by the model or in the batch",
          "rank 0, step 7: binary_cross_entropy takes probabilities and was given values from -2.71 to 3.14"),
     )),
     ("loss_not_finite", _STOP_70, (
