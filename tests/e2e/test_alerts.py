@@ -36,6 +36,8 @@ def test_a_stopped_job_pages_once_and_the_line_that_resumes_it_resolves_it(tmp_p
         assert not [path for path in stopped.run_dir.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
 
         resume = next(line for line in stopped.err.splitlines() if "[torch-watchdog]   resume " in line).split("  resume ")[1]
+        goes_on = next(line for line in page["payload"]["custom_details"]["lines"] if line.startswith("resume: "))
+        assert goes_on == f"resume: cd {tmp_path} && {resume}"
         again = launch(tmp_path, [*watchdog(), *shlex.split(resume)[1:]], **told)
         assert again.code == 0, again.err
         assert [body["event_action"] for body in receiver.bodies()] == ["trigger", "resolve"]

@@ -80,6 +80,34 @@ def test_where_the_daemon_ends_with_the_job_the_alert_offers_no_command_that_nob
     assert not says_the_same(lines, lines_of(bad_batch(), world_size=WORLD, page=None, runbook=None, asked=told))
 
 
+RESUME = ("  resume cd /work && watchdog --resume runs/step-120 torchrun train.py --token ***", "  call   restore(model=...) in the script")
+
+
+def test_the_line_that_goes_on_is_in_the_alert_and_whole_or_not_there() -> None:
+    def told(*resume: str) -> tuple[str, ...]:
+        return lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=("--dir", "/runs"), resume=resume)
+
+    goes_on = told(*RESUME)[-4:-2]
+    assert goes_on == (
+        "resume: cd /work && watchdog --resume runs/step-120 torchrun train.py --token ***",
+        "call: restore(model=...) in the script",
+    )
+    long = f"  resume watchdog {'x' * 1_000}"
+    assert told(long)[-3] == "resume: watchdog status nightly-7b --dir /runs says the line, which is too long for this"
+    assert says_the_same(told(*RESUME), told(long, RESUME[1])) is False  # another call
+    assert says_the_same(told(RESUME[0]), told(long)) and not says_the_same(told(RESUME[0]), told())
+
+
+def test_a_resolved_alert_advises_nobody_to_go_on() -> None:
+    found = bad_batch(**STOPPED)
+    alert = Alert(
+        key="k", training_job="nightly-7b", job="nightly-7b", attempt=0, incident="3", kind=found["kind"], severity="critical", title=title_of(found),
+        lines=lines_of(found, world_size=WORLD, page=None, runbook=None, resume=RESUME), starts_s=0.0, resolved=True, resolved_by="the later run trains",
+    )  # fmt: skip
+    shown = said(Delivery(receiver="chat", action="resolve", alert=alert, version=1, ends_s=0.0))
+    assert shown[0] == "resolved: the later run trains" and not [line for line in shown if line.startswith(("resume", "call"))]
+
+
 @pytest.mark.parametrize("runbook", ["http://10.0.0.7:8123/runbooks/x", "https://wiki/x"])
 def test_links_that_end_with_the_launch_say_so_and_what_works_then(runbook: str) -> None:
     page = "http://10.0.0.7:8123/jobs/nightly-7b/incidents/3"

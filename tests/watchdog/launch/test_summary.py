@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from torch_watchdog.launch.going_on import to_go_on
 from torch_watchdog.launch.job_end import JobEnd, end_of
-from torch_watchdog.launch.summary import summarise
+from torch_watchdog.launch.summary import goes_on_from, summarise
 from torch_watchdog.phrases import allowed_range, as_typed, one_line, shortened, what_offends, who
 
 END = JobEnd(
@@ -446,6 +446,19 @@ def test_where_a_resumed_run_saved_nothing_the_next_one_goes_on_from_the_same_ch
 def test_a_fault_without_a_batch_is_told_by_its_summary() -> None:
     incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "summary": "rank 1 was killed by signal 9"}
     assert "  what   rank 1 was killed by signal 9" in summarise([incident], END)
+
+
+def test_an_incident_is_gone_on_from_its_own_checkpoint_else_once_the_job_has_ended_from_the_newest() -> None:
+    def made(step: int, **more: Any) -> dict[str, Any]:
+        checkpoint = {"path": f"/r/step-{step}", "updates_applied": step, "committed": True, "finite": True} | more
+        return INCIDENT | {"kind": "order.checkpoint", "action": {"checkpoint": checkpoint}}
+
+    asked, bad = [made(3), made(9), made(11, finite=False), made(12)], KILLED | {"attempt": 1}
+    assert goes_on_from(made(5), asked, ended=True)["path"] == "/r/step-5"
+    assert goes_on_from(bad, asked, ended=False) == {} and goes_on_from(bad, [], ended=True) == {}
+    assert goes_on_from(bad, asked, ended=True)["path"] == "/r/step-12"
+    diverged = KILLED | {"kind": "loss.not_finite", "step": 10}
+    assert goes_on_from(diverged, asked, ended=False)["path"] == "/r/step-9"
 
 
 def test_what_had_ended_before_a_signal_came_is_not_advised_to_be_launched_again() -> None:

@@ -26,7 +26,7 @@ _MAX_OPEN_OF_JOB = 20
 class JobFacts:
     """What an alert must know of the job whose incident it tells. `page` and `runbook` make links of (job, incident) and of a kind;
     `asked` is the option of commands that says whom or where; `exit_codes`: ours, as the launch's `[exit_codes]` has them; `outlived`: by this daemon,
-    which takes an acknowledgement when the job has ended, too.
+    which takes an acknowledgement when the job has ended, too; `resume` gives the lines that go on after an incident.
     """
 
     job: str
@@ -40,6 +40,7 @@ class JobFacts:
     asked: Sequence[str] = ()
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     outlived: bool = True
+    resume: Callable[[Mapping[str, Any]], Sequence[str]] = lambda _incident: ()
 
 
 class AlertDesk:
@@ -231,6 +232,7 @@ def _alert(incident: Mapping[str, Any], job: JobFacts, known: Open | None, now: 
         exit_codes=job.exit_codes,
         is_last=is_last,
         outlived=job.outlived,
+        resume=job.resume(incident),
     )
     if known is not None and known.was_told and says_the_same(lines, known.alert.lines):
         lines = known.alert.lines

@@ -21,6 +21,8 @@ _LINE_CHARS = 200
 _TYPED_CHARS = 400
 _DONE = "done: "
 _MINE = "mine: "
+_RESUME, _CALL = "resume: ", "call: "
+_COMMAND_CHARS = 1_000  # of the launch's own line
 _WHERE_IT_CAME = "acknowledge it where it reached you: its launch has ended, or ends now, and tells nobody more of it"
 _DIES_WITH_IT = " (only until its launch ends; what `look` says works then, too)"
 _AS_THEY_ARE: Mapping[int, int] = MappingProxyType({})
@@ -68,10 +70,11 @@ def what(kind: str) -> str:
 
 def lines_of(
     incident: Mapping[str, Any], *, world_size: int, page: str | None, runbook: str | None, asked: Sequence[str] = (),
-    exit_codes: Mapping[int, int] = _AS_THEY_ARE, is_last: bool = False, outlived: bool = True,
+    exit_codes: Mapping[int, int] = _AS_THEY_ARE, is_last: bool = False, outlived: bool = True, resume: Sequence[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
     """What, where, what was done, what to type, with the option that says who is asked (`asked`); the links last. `exit_codes`: ours, as this site has them.
-    `is_last`: nobody is left who would take an acknowledgement. `outlived`: whoever serves the page goes on when the job has ended.
+    `is_last`: nobody is left who would take an acknowledgement. `outlived`: whoever serves the page goes on when the job has ended. `resume`: the lines
+    that go on from its checkpoint, as the launch's last words have them.
     """
     reached = ranks_in_words(incident.get("ranks_affected") or (), world_size)
     found = [
@@ -81,6 +84,7 @@ def lines_of(
         f"fix: {incident['fix']}",
     ]
     to_type = [
+        *_to_go_on(resume, str(incident["job"]), asked),
         f"look: {typed('incidents', str(incident['job']), asked)}",
         _MINE + (_WHERE_IT_CAME if is_last else typed("ack", "/".join((str(incident["job"]), str(incident["id"]))), asked)),
     ]
@@ -92,9 +96,22 @@ def lines_of(
     )
 
 
+def _to_go_on(resume: Sequence[str], job: str, asked: Sequence[str]) -> list[str]:
+    """Whole or not there: cut in the middle it would be another command."""
+    labelled = [line.strip().partition(" ") for line in resume]
+    lines = [f"{label}: {' '.join(words.split())}" for label, _, words in labelled]
+    if all(len(line) <= _COMMAND_CHARS and line.isprintable() for line in lines):
+        return lines
+    return [f"{_RESUME}{typed('status', job, asked)} says the line, which is too long for this"]
+
+
 def says_the_same(lines: Sequence[str], others: Sequence[str]) -> bool:
-    """All but who takes an acknowledgement, for which alone nobody is called again."""
-    return [line for line in lines if not line.startswith(_MINE)] == [line for line in others if not line.startswith(_MINE)]
+    """All but who takes an acknowledgement, and how the line that goes on reads, for which alone nobody is called again."""
+    return _called_for(lines) == _called_for(others)
+
+
+def _called_for(lines: Sequence[str]) -> list[str]:
+    return [_RESUME if line.startswith(_RESUME) else line for line in lines if not line.startswith(_MINE)]
 
 
 def said(delivery: Delivery) -> tuple[str, ...]:
@@ -105,7 +122,8 @@ def said(delivery: Delivery) -> tuple[str, ...]:
     if delivery.action != "resolve":
         return lines
     why = (f"resolved: {delivery.alert.resolved_by}",) if delivery.alert.resolved_by else ()
-    return (*(_cut(line, _LINE_CHARS) for line in why), *(line for line in lines if not line.endswith(_DIES_WITH_IT)))
+    done_with = [line for line in lines if not line.endswith(_DIES_WITH_IT) and not line.startswith((_RESUME, _CALL))]
+    return (*(_cut(line, _LINE_CHARS) for line in why), *done_with)
 
 
 def page_of(delivery: Delivery) -> str | None:

@@ -22,8 +22,10 @@ from torch_watchdog.alerts.routes import Match, Silence
 from torch_watchdog.alerts.sender import AlertSender
 from torch_watchdog.alerts.silent import Awaited, Silent, silence_alert, silence_key
 from torch_watchdog.daemon.config import AlertsConfig
+from torch_watchdog.daemon.going_on import going_on_lines
 from torch_watchdog.daemon.live_job import LiveJob
 from torch_watchdog.errors import JobElsewhereError, StoreError
+from torch_watchdog.launch.summary import goes_on_from
 from torch_watchdog.store.alerts import all_saved_alerts, saved_alerts
 from torch_watchdog.store.background import BackgroundWriter
 from torch_watchdog.store.left_running import has_ended, runs_left_running
@@ -240,7 +242,13 @@ class Alerting:
             job=status.job, training_job=self._training_job(live.job.name), attempt=status.attempt, world_size=status.world_size,
             ended=status.state == "ended", exit_code=status.exit_code, page=self._page, runbook=self._runbook, asked=self.asked,
             exit_codes=self._config.exit_codes, outlived=self._config.restores_all,
+            resume=lambda incident: self._to_go_on(live, incident, ended=status.state == "ended"),
         )  # fmt: skip
+
+    def _to_go_on(self, live: LiveJob, incident: Mapping[str, Any], *, ended: bool) -> Sequence[str]:
+        """Nothing where the launch keeps its record where this daemon does not see it."""
+        checkpoint = goes_on_from(incident, live.job.incidents, ended=ended)
+        return going_on_lines(RunDirectory(self._runs_dir / live.job.name), checkpoint) if checkpoint else ()
 
     def _page(self, job: str, incident: str) -> str | None:
         return f"{self._job_page(job)}/incidents/{incident}" if self.page_url else None

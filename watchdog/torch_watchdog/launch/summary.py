@@ -32,6 +32,7 @@ from torch_watchdog.phrases import (
 from torch_watchdog.rules.death import AFTER_ITS_END
 
 __all__ = [
+    "goes_on_from",
     "LAST_LINES",
     "has_failed_of_its_batch",
     "left_behind",
@@ -146,6 +147,17 @@ def _newest_saved(incidents: Sequence[Incident], *, before: Incident | None) -> 
     step = None if before is None else before.get("step") if before.get("framework_step") is None else before["framework_step"]
     good = [found for found in incidents if is_good(made := _checkpoint_of(found)) and (step is None or _updates_of(made) <= step)]
     return max(good, key=lambda found: _updates_of(_checkpoint_of(found)), default={})
+
+
+def goes_on_from(incident: Incident, incidents: Sequence[Incident], *, ended: bool) -> Mapping[str, Any]:
+    """The checkpoint that a person would go on from after it, or nothing: its own; once the job has `ended` the newest of any, of a loss that is no number
+    the newest from before."""
+    own = _checkpoint_of(incident)
+    if is_good(own):
+        return own
+    if not ended and not has_diverged(incident):
+        return {}
+    return _checkpoint_of(_newest_saved(incidents, before=incident if has_diverged(incident) else None))
 
 
 def _updates_of(checkpoint: Mapping[str, Any]) -> int:
