@@ -36,7 +36,10 @@ class Loop:
         self._first: int | None = None  # batches of the first window
         self._usual: int | None = None  # the fewest batches of a later window
         self.may_be_ahead = False  # the first window held more batches than the others, as far as they are known
-        self._drained: int | None = None  # windows since the loader ended, in which a loop uses what it has fetched ahead
+        self.drained: int | None = None  # windows since the loader ended, in which a loop uses what it has fetched ahead
+        self._trained_batches = self._backwards = self._backwards_of_batch = 0
+        self._has_one_each = True  # a backward for each batch, as far as is seen
+        self._behind: int | None = None  # by how many batches the backwards were, at a gate: the fewest so far
 
     def resumed(self, updates_applied: int) -> None:
         """The training goes on from a checkpoint that holds so many updates; steps are this launch's own, and count from 0."""
@@ -68,6 +71,7 @@ class Loop:
         """
         if self.fed_elsewhere:
             return 0  # such a batch is held where it is used
+        ahead = self._known(ahead)
         if ahead is None:
             ahead = max(0, self._first - self._usual) if self._first is not None and self._usual is not None else 0
         return -(-ahead // self.batches_a_window(ahead))
@@ -76,11 +80,16 @@ class Loop:
         """Batches that were handed over and that no step has used yet, in a loop that fetches `ahead` by so many as far as that is known. It is no such loop
         where its first window held no more than the others: a batch may have been left unused.
         """
+        ahead = self._known(ahead)
         if not self.may_be_ahead or self.fed_elsewhere or self._first is None or (ahead is None and self._usual is None):
             return 0
         primed = self._first - (1 if self._usual is None else self._usual)
         most = max(0, primed if ahead is None else min(primed, ahead))
-        return max(0, most - (self._drained or 0) * self.batches_a_window(most))
+        return max(0, most - (self.drained or 0) * self.batches_a_window(most))
+
+    def _known(self, ahead: int | None) -> int | None:
+        """By how many batches the loop is ahead: as a trace has seen it, or else as its backwards tell."""
+        return self._behind if ahead is None and self._has_one_each else ahead
 
     @property
     def more_than_usual(self) -> int:
@@ -97,7 +106,7 @@ class Loop:
     @property
     def drains(self) -> bool:
         """Whether the window at hand began at its gate, because its batch was fetched ahead of the loader's end."""
-        return bool(self._drained) and not self._is_batchless
+        return bool(self.drained) and not self._is_batchless
 
     def is_open(self, step: int) -> bool:
         """Whether more may happen in this window."""
@@ -116,12 +125,19 @@ class Loop:
         self.micro_step += 1
         self.trained_on += not evaluation
         if not evaluation:
-            self._drained = None
+            self.drained = None
+            self._trained_batches, self._backwards_of_batch = self._trained_batches + 1, 0
         return not evaluation and self.trained_on == 1
+
+    def backward_begun(self) -> None:
+        """One that is inside no other. Where each batch has just one, they tell how many batches are in hand."""
+        self._backwards += 1
+        self._backwards_of_batch += 1
+        self._has_one_each &= self._backwards_of_batch <= 1 or self.drained is not None
 
     def pass_ended(self) -> None:
         """A loader has no more batches. A loop that prefetches has some in hand still."""
-        self._drained = self._drained or 0
+        self.drained = self.drained or 0
 
     def pass_left(self, *, batches: int) -> None:
         """The loop has let go of a loader that had given it so many batches in this pass.
@@ -165,11 +181,11 @@ class Loop:
         if self.fed_elsewhere or not self.batches_seen:
             if steps or not self._closed_once:
                 self._begin()
-        elif is_spent and self._drained is not None and self._drained < self.windows_ahead(None):
-            self._drained += 1
+        elif is_spent and self.drained is not None and self.drained < self.windows_ahead(None):
+            self.drained += 1
             self._begin()
             self.is_new_at_gate = True
-        elif is_spent and (self._drained is not None or self._vetoed or self._is_batchless):
+        elif is_spent and (self.drained is not None or self._vetoed or self._is_batchless):
             self._begin(batchless=True)
             self.is_new_at_gate = True
 
@@ -191,4 +207,7 @@ class Loop:
             self._first = self.trained_on
         elif self.trained_on:
             self._usual = self.trained_on if self._usual is None else min(self._usual, self.trained_on)
+        if self.trained_on and self._backwards and self.drained is None:
+            behind = self._trained_batches - self._backwards
+            self._behind = behind if self._behind is None else min(behind, self._behind)
         self.may_be_ahead = self._first > (1 if self._usual is None else self._usual)

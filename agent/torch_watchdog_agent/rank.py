@@ -321,7 +321,8 @@ class Rank:
             self._settle()
         if self.window.schedule.looks:
             self.window.begun()
-        self.window.hands.look()
+        if self.window.hands.before:
+            self.window.hands.look()
         value = self.history.loss_seen(loss)
         self._loss_is_under_way = value is None
         tracks.used()
@@ -370,7 +371,7 @@ class Rank:
             self.at_gate.opened()
         if self._clearance is not None and self.loop.drains and not self.loop.trained_on:
             self._clearance.handed_over(number, -1)
-        self.guard.step_ended()
+        self.guard.step_ended(drains=self.loop.drained is not None)
         if self._clearance is not None and self.guarding and (self.loop.micro_step >= 0 or self.loop.drains):
             from torch_watchdog_agent.hooks.device import backward_finished
 

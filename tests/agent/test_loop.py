@@ -275,3 +275,33 @@ def test_what_a_loop_has_in_hand_is_what_its_first_window_held_beyond_the_others
     ahead.at_gate(ADAM)
     ahead.gate_done(applied=True)
     assert ahead.in_hand(1) == 0  # the last of them
+
+
+def trained(loop: Loop, windows: list[str]) -> list[int]:
+    """How many batches are in hand behind each gate: of a loop that does this in each window, and is not traced. h: a batch is handed over, b: a backward,
+    e: its pass ends."""
+    found = []
+    for window in windows:
+        for what in window:
+            {"h": loop.handed_over, "b": loop.backward_begun, "e": loop.pass_ended}[what]()
+        loop.at_gate(ADAM)
+        loop.gate_done(applied=True)
+        found.append(loop.in_hand(None))
+    return found
+
+
+def test_a_short_last_step_of_a_pass_is_no_sign_of_batches_in_hand() -> None:
+    """Eight micro-batches a step, of ten in a pass; and as many as the loop likes."""
+    assert trained(Loop(), ["hb" * 8, "hb" * 2, "ehb" + "hb" * 7, "hb" * 2]) == [0, 0, 0, 0]
+    assert trained(Loop(), ["hb" * 5, "hb" * 2, "hb" * 4, "hb"]) == [0, 0, 0, 0]
+
+
+def test_a_batch_in_hand_is_one_that_has_had_no_backward() -> None:
+    ahead = ["hhb" + "hb" * 4, "hb" * 5, "hb" + "eb"]  # five a step, of twelve; the next one is fetched before a batch is used
+    assert trained(Loop(), [*ahead, *ahead])[:2] == [1, 1]
+    assert trained(Loop(), [*ahead, *ahead])[3:5] == [1, 1]
+
+
+def test_backwards_tell_nothing_where_a_batch_has_several() -> None:
+    several = ["hhbb" + "hbb" * 4, "hbb" * 5]
+    assert trained(Loop(), several) == [0, 1]  # by what the first window held beyond the others

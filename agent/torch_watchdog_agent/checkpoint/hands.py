@@ -28,7 +28,7 @@ class Hands:
         self._subjects, self._windows_left = subjects, _LEARNING_WINDOWS
         self.in_step = self.at_gate = self.behind = ""
         self._params: list[tuple[str, Any]] = []
-        self._before: list[float] = []
+        self.before: list[float] = []  # what the parameters held as the window opened; empty where nobody is to look
         self._updated: list[_Mark] = []  # behind the newest update
         self._updates = 0  # of this window
 
@@ -38,26 +38,26 @@ class Hands:
             both = zip(self._params, self._updated, self._marks(), strict=False)
             changed = (name for (name, _), was, is_now in both if was != is_now and was[2] == is_now[2])
             self.behind = self.behind or next(changed, "")
-        self._params, self._before, self._updated, self._updates = [], [], [], 0
+        self._params, self.before, self._updated, self._updates = [], [], [], 0
         if self._windows_left and self._subjects.optimizers():
             self._windows_left -= 1
             self._params = _looked_at(self._subjects)
-            self._before = self._content()
+            self.before = self._content()
 
     def why(self) -> str:
         """Why the parameters in the middle of a step need not be those of its start, or nothing."""
         return f"its loop itself changes {self.in_step} in the middle of a step" if self.in_step else ""
 
     def look(self, *, at_gate: bool = False) -> None:
-        """Before a backward, or at the gate."""
-        if not self._before:
+        """Before a backward, or at the gate; while something is held from `before`."""
+        if not self.before:
             return
-        both = zip(self._params, _pairs(self._before), _pairs(self._content()), strict=False)
+        both = zip(self._params, _pairs(self.before), _pairs(self._content()), strict=False)
         changed = next((name for (name, _), was, is_now in both if was != is_now), "")
         self.in_step = self.in_step or changed
         if at_gate:
             self.at_gate = self.at_gate or changed
-            self._before = []
+            self.before = []
 
     def updated(self) -> None:
         """An update has been applied. What else belongs to its step may be still to come (weights that are clipped through `.data`)."""

@@ -133,13 +133,13 @@ class Guard:
         if self._watch is not None:
             self._watch.forget()
 
-    def step_ended(self) -> None:
-        """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced."""
+    def step_ended(self, *, drains: bool = False) -> None:
+        """The step's forward and backward are done: learn from it. Idempotent; costs nothing where nothing was traced. `drains`: the loader has ended."""
         self.handed = self._batch = None
         if self._seen.waiting:
             self._seen.step_ended()
         if self._tracer.mode is not None:
-            self._guarded(None, self._tracer.end_at_gate)
+            self._guarded(None, self._tracer.end_at_gate, drains)
 
     def started(self, checked: Checked, batch: object, *, change: bool) -> tuple[object, UnderCheck | None]:
         """Starts the checks of what is on a device. Returns the batch that the loop should get: with `change` its values are legal whatever they were."""

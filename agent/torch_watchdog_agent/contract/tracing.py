@@ -124,15 +124,16 @@ class Tracer:
             self._wait(waiting)
         return True
 
-    def end_at_gate(self) -> None:
-        """The step is over. A loop that prefetches has batches in hand that only a later step will use."""
+    def end_at_gate(self, drains: bool = False) -> None:
+        """The step is over. A loop that prefetches has batches in hand that only a later step will use; `drains`: but for the last ones of its pass."""
         if torch._C._current_graph_task_id() != -1:
             self._is_due = True  # an optimizer that steps inside backward: autograd would bring a mode back that leaves here
             return
         numbers = tuple(self.flights)
         if self.end() and self._has_trained:
             self._has_trained = False
-            self.ahead = sum(number > self._newest_used for number in numbers)
+            if not drains:
+                self.ahead = sum(number > self._newest_used for number in numbers)
 
     def abandon(self) -> None:
         """Stop tracing and forget what is in flight."""

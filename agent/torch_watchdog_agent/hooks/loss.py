@@ -50,6 +50,8 @@ def _seen(tensors: Any) -> None:
     on_cuda = torch.cuda.is_initialized()
     if on_cuda and torch.cuda.is_current_stream_capturing():
         return  # (in a CUDA graph what is launched here would run again and again)
+    if torch._C._current_graph_task_id() == -1:  # in no other backward, as one of a checkpointed layer is
+        here.loop.backward_begun()
     loss = tensors if not isinstance(tensors, (list, tuple)) else tensors[0] if len(tensors) == 1 else None
     if hasattr(loss, "numel"):
         here.loss_seen(unscaled(loss), on_cuda=on_cuda)

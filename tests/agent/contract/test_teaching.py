@@ -138,6 +138,23 @@ def test_a_batch_that_an_evaluation_leaves_unused_puts_no_loop_ahead_of_its_batc
     assert loop.guard.ahead == 0
 
 
+def test_the_last_step_of_a_pass_does_not_teach_that_a_prefetching_loop_has_nothing_in_hand() -> None:
+    """Three batches, each fetched before the one before it is used: the third step is traced, too, and there is no fourth."""
+    loop = Loop(Net(), train_one)
+    batches = [[torch.randint(0, 50, (4, 4)), torch.randint(0, 5, (4,))] for _ in range(3)]
+
+    def fetch(number: int) -> None:
+        loop.guard.handed_over(loop.guard.fetched(batches[number], indices=None, worker=None), batches[number])
+
+    fetch(0)
+    for number in range(3):
+        if number < 2:
+            fetch(number + 1)
+        train_one(loop.model, batches[number])
+        loop.guard.step_ended(drains=number == 2)
+        assert loop.guard.ahead == 1
+
+
 def test_a_batch_that_nothing_has_used_is_no_reason_to_doubt_what_others_need() -> None:
     """Given up in a step of another optimizer, which needs no embedding: the critic's, of three steps for each batch."""
     loop = left_early([[torch.randint(0, 50, (4, 4)), torch.randint(0, 5, (4,))] for _ in range(8)])
