@@ -12,18 +12,38 @@ from typing import Any, NamedTuple, Self
 from torch_watchdog_agent.checkpoint.rng import RngState
 
 
+@dataclass(slots=True, eq=False)
+class Ending:
+    """Of one pass, each counted in its batches: when the training had last made something of one, and when its loop was seen to have done with it.
+
+    `is_whole`: because there were no more.
+    """
+
+    used: int = 0
+    over_at: int | None = None
+    is_whole: bool = False
+
+    def behind(self, batches: int) -> int | None:
+        """When the loop was done with it, where it trained on nothing behind so many; None where the pass ends there by itself, or nobody knows."""
+        is_certain = self.over_at is not None and self.used <= batches and not (self.is_whole and self.over_at <= batches)
+        return self.over_at if is_certain else None
+
+
 class Place(NamedTuple):
-    """All but the generators of a `LoaderPosition`: noted at the start of every window, so it costs little."""
+    """All but the generators of a `LoaderPosition`: noted at the start of every window, so it costs little. `ending`: of the pass, which comes later."""
 
     epoch: int
     batches: int
     rng_at_iter: RngState | None
     in_turn: bool = False
     count_at_iter: int | None = None
+    ending: Ending | None = None
 
     def with_generators(self, rng: RngState) -> LoaderPosition:
+        over_at = None if self.ending is None else self.ending.behind(self.batches)
         return LoaderPosition(
-            epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng, in_turn=self.in_turn, count_at_iter=self.count_at_iter
+            epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng, in_turn=self.in_turn, count_at_iter=self.count_at_iter,
+            over_at=over_at,
         )  # fmt: skip
 
 
@@ -37,7 +57,7 @@ class LoaderPosition:
     `rng_at_iter`: what the generators, the loader's own among them, were when the epoch's iterator was made (the shuffle and the workers' seeds come from
     it), None where no loader was seen; `count_at_iter`: how many passes a loader that counts them had seen then. `rng`: what the generators are at the
     boundary, before the next batch is asked for. `in_turn`: the training took batches from another pass between those of this one, so that no single place
-    tells how it goes on.
+    tells how it goes on. `over_at`: behind this place the loop has trained on nothing of the pass, and had done with it once so many batches of it had come.
     """
 
     epoch: int
@@ -46,11 +66,12 @@ class LoaderPosition:
     rng: RngState
     in_turn: bool = False
     count_at_iter: int | None = None
+    over_at: int | None = None
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split into (JSON-able dict, tensors by name)."""
         plain: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "in_turn": self.in_turn, "rng_at_iter": None}
-        plain["count_at_iter"] = self.count_at_iter
+        plain |= {"count_at_iter": self.count_at_iter, "over_at": self.over_at}
         plain["rng"], tensors = self.rng.to_parts("position.rng")
         if self.rng_at_iter is not None:
             plain["rng_at_iter"], more = self.rng_at_iter.to_parts("position.rng_at_iter")
@@ -68,4 +89,5 @@ class LoaderPosition:
             rng=RngState.from_parts("position.rng", plain["rng"], tensors),
             in_turn=plain.get("in_turn", False),
             count_at_iter=plain.get("count_at_iter"),
+            over_at=plain.get("over_at"),
         )

@@ -50,6 +50,7 @@ class WindowState:
         self.evaluations = Evaluations(subjects)
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
         self._end: _Moment | None = None  # of a pass over the data, until the next window opens
+        self._left: _Moment | None = None  # where the loop has let go of a pass, and that is its end if an evaluation follows
         self._written_at_end: tuple[Any, ...] = ()
         self.behind_data = self.ended_late = False  # a pass has ended, and no window begun since; and by a fetch of a late loop
 
@@ -57,7 +58,7 @@ class WindowState:
         """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window."""
         if self._subjects.generation != self._generation:
             self._follow()
-        self._end, self.behind_data = None, False
+        self._end, self._left, self.behind_data = None, None, False
         is_odd = self._habit.opened(self._owners.written())
         self.hands.opened()
         if self.evaluations.begun:
@@ -82,12 +83,14 @@ class WindowState:
 
     def updated(self) -> None:
         """An update has been applied, in one of the windows in which the schedule learns, or of what a pass that has ended had left."""
-        self._end, self.behind_data = None, False
+        self._end, self._left, self.behind_data = None, None, False
         if self.schedule.learns:
             self.schedule.updated(_moment(self._owners).has_moved)
 
     def evaluating(self) -> None:
         """A batch of an evaluation is asked for."""
+        if self._left is not None:
+            self._end, self._left, self.behind_data, self.ended_late = self._left, None, True, self.schedule.is_late
         if self._kept and self._end is None and not self.evaluations.begun:
             self.evaluations.asks(_moment(self._owners).has_moved)
 
@@ -97,6 +100,11 @@ class WindowState:
         if self._subjects.generation == self._generation:
             self._end, self._written_at_end = _moment(self._owners, updates=updates, place=place), self._written()
             self.behind_data, self.ended_late = True, self.schedule.is_late
+
+    def pass_left(self, *, updates: int, place: Place) -> None:
+        """The same of a pass that the loop leaves early: at once of the moment, for by its evaluation it may have moved on."""
+        if self._subjects.generation == self._generation:
+            self._left, self._written_at_end = _moment(self._owners, updates=updates, place=place), self._written()
 
     def _written(self) -> tuple[Any, ...]:
         return self._owners.written(), () if self._buffers is None else self._buffers.versions()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 
+from torch_watchdog_agent.hooks import tracks
 from torch_watchdog_agent.hooks.active import guarded, rank
-from torch_watchdog_agent.hooks.tracks import Stand, is_followed, over
+from torch_watchdog_agent.hooks.tracks import Stand, is_followed
 
 __all__ = ["left", "watch_collections"]
 
@@ -29,7 +30,7 @@ def _collected(phase: str, _: object) -> None:
 def left(stand: Stand) -> None:
     """The iterator of this pass is gone, after its end or before it."""
     is_newest = stand.number == stand.track.begun and is_followed(stand)
-    over(stand)
+    tracks.left(stand)
     if is_newest and not _collecting:
         _tell(stand)
 
@@ -41,3 +42,5 @@ def _tell(stand: Stand) -> None:
     here = rank()
     if here is not None and torch.is_grad_enabled():
         here.loop.pass_left(batches=stand.batches)
+        if stand.batches > 1 and not (stand.ending.is_whole or here.loop.is_begun) and tracks.is_current(stand):
+            here.window.pass_left(updates=here.loop.updates_applied, place=here.place())

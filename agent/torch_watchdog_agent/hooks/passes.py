@@ -17,7 +17,7 @@ from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import watch_collections
 from torch_watchdog_agent.hooks.looked_at import Pass, without_modes_of
-from torch_watchdog_agent.hooks.tracks import Stand, Track, ended, follow, is_current, is_followed, is_known, track_of
+from torch_watchdog_agent.hooks.tracks import Stand, Track, ended, follow, is_current, is_followed, is_known, track_of, turns_to_evaluation
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
@@ -292,7 +292,8 @@ def before_fetch(here: Any, one: Pass | None) -> bool:
     import torch
 
     trains = one is None or is_followed(one.stand)
-    here.before_fetch(trains=trains, evaluates=not trains and (not torch.is_grad_enabled() or here.evaluating()))
+    evaluates = not trains and (not torch.is_grad_enabled() or here.evaluating())
+    here.before_fetch(trains=trains, evaluates=evaluates and turns_to_evaluation())
     return here.scan is not None and _scan_is_due(here)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from torch_watchdog_agent.checkpoint.position import START, LoaderPosition, Place
+from torch_watchdog_agent.checkpoint.position import START, Ending, LoaderPosition, Place
 
 __all__ = [
     "Stand",
@@ -21,10 +21,12 @@ __all__ = [
     "is_current",
     "is_followed",
     "is_known",
+    "left",
     "over",
     "track_of",
     "training_place",
     "turned_from",
+    "turns_to_evaluation",
     "used",
 ]
 
@@ -65,6 +67,7 @@ class Stand:
     is_resumed: bool = False
     is_used: bool = False
     is_over: bool = False
+    ending: Ending = field(default_factory=Ending)
 
 
 _tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()
@@ -93,6 +96,7 @@ def follow(stand: Stand) -> None:
         before.track.in_turn = stand.track.in_turn = True
     elif before is not None and stand.taken == 1 and not before.is_over:
         stand.outer = before
+    _is_done_with(before)
     followed = stand
 
 
@@ -113,8 +117,28 @@ def is_current(stand: Stand) -> bool:
 
 def used() -> None:
     """A backward or an update: of what was handed over last."""
-    if followed is not None and not followed.is_used:
-        _uses(followed)
+    if followed is not None:
+        followed.ending.used = followed.batches
+        if not followed.is_used:
+            _uses(followed)
+
+
+def turns_to_evaluation() -> Literal[True]:
+    """A batch of an evaluation is asked for. A pass that was let go by then was so by the loop: an exception that unwinds one comes to no evaluation.
+
+    Where the run that was saved had been done with its pass, just that one's next pass is another epoch: what stands between them has come.
+    """
+    _is_done_with(followed)
+    for track in _tracks.values():
+        if track.resume is not None and track.resume.over_at == track.resume.batches:
+            track.epoch, track.resume = track.epoch + 1, None
+    return True
+
+
+def _is_done_with(stand: Stand | None) -> None:
+    """One that its loop has let go, perhaps with batches that it had no use for (behind a limit, or an incomplete one): a run that goes on does the same."""
+    if stand is not None and stand.is_over and stand.is_used:
+        stand.ending.over_at = stand.batches
 
 
 def _uses(stand: Stand) -> None:
@@ -124,7 +148,17 @@ def _uses(stand: Stand) -> None:
 
 def ended(stand: Stand) -> None:
     """The pass has given all its batches; one that was resumed at its end gives none, and is an epoch all the same."""
+    stand.ending.is_whole = True
     if stand.is_resumed and not stand.taken:
+        _uses(stand)
+    left(stand)
+
+
+def left(stand: Stand) -> None:
+    """No batch comes of this pass any more. One that was resumed is an epoch, too, where its loop has done with it just as in the run that was saved: without
+    training on what there was."""
+    resume = stand.track.resume
+    if stand.is_resumed and not stand.is_over and resume is not None and resume.over_at == stand.batches:
         _uses(stand)
     over(stand)
 
@@ -140,4 +174,6 @@ def over(stand: Stand) -> None:
 def training_place(*, again: int = 0) -> Place:
     """Where the training's loader stands, where no loader was seen: at the very start. `again`: so many of its last batches are to come again."""
     at = followed
-    return START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn, at.count_at_iter)
+    return (
+        START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn, at.count_at_iter, at.ending)
+    )

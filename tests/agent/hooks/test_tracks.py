@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from torch_watchdog_agent.hooks.tracks import Stand, follow, turned_from
+from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rng import RngState
+from torch_watchdog_agent.hooks import tracks
+from torch_watchdog_agent.hooks.tracks import Stand, Track, follow, turned_from
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,83 @@ def test_only_a_pass_that_is_over_and_unused_was_no_training(is_over: bool, is_u
     assert not turned_from(looked_at)
     follow(Stand())
     assert turned_from(looked_at) is turned
+
+
+class Loader:
+    """Of six batches."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_trains_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracks, "followed", None)
+
+
+def goes_through(track: Track, batches: int, *, trains_on: int = 0) -> Stand:
+    """One pass as the hooks tell of it: so many batches are taken by its end, and those behind `trains_on` are dropped."""
+    begins_at = 0 if track.resume is None else track.resume.batches
+    stand = Stand(track, epoch=track.epoch, is_resumed=track.resume is not None, batches=begins_at)
+    for number in range(begins_at + 1, batches + 1):
+        stand.batches = number
+        follow(stand)
+        if number <= trains_on:
+            tracks.used()
+    (tracks.ended if batches == 6 else tracks.left)(stand)
+    return stand
+
+
+def saved_behind(loader: Loader, *, taken: int, trained: int, at: int, evaluates: bool = True) -> LoaderPosition:
+    goes_through(tracks.track_of(loader), taken, trains_on=trained)
+    place = tracks.training_place()._replace(batches=at)  # of a window's start, which was noted before the end
+    if evaluates:
+        tracks.turns_to_evaluation()
+    return place.with_generators(RngState.capture())
+
+
+def resumed_from(saved: LoaderPosition, loader: Loader, monkeypatch: pytest.MonkeyPatch) -> Track:
+    monkeypatch.setattr(tracks, "followed", None)
+    track = tracks.track_of(loader)
+    track.resume, track.epoch = saved, saved.epoch
+    return track
+
+
+@pytest.mark.parametrize(
+    ("taken", "trained", "at", "again"),
+    [(5, 4, 4, 5), (4, 4, 4, 4), (4, 4, 4, None), (6, 5, 5, 6)],
+    ids=["a break in front of the step", "a slice", "no pass for no batch", "an incomplete last batch"],
+)
+def test_a_pass_that_its_loop_was_done_with_is_done_with_in_the_run_that_goes_on(
+    taken: int, trained: int, at: int, again: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batches that nothing was trained on had come again in the next epoch, in the place of that one's own."""
+    saved = saved_behind(Loader(), taken=taken, trained=trained, at=at)
+    track = resumed_from(saved, loader := Loader(), monkeypatch)
+    if again is not None:
+        goes_through(track, again)
+        assert (track.epoch, track.resume) == (1, None)
+    tracks.turns_to_evaluation()
+    assert (track.epoch, track.resume) == (1, None)
+    del loader
+
+
+@pytest.mark.parametrize(
+    ("taken", "trained", "at", "evaluates", "looks_at"),
+    [(3, 3, 3, False, 4), (5, 4, 3, True, 4), (5, 5, 2, True, 5), (6, 6, 6, True, None)],
+    ids=["nobody knows that it was left", "a look that stops earlier", "a window before the last", "its very end"],
+)
+def test_any_other_place_is_left_alone_by_looks_and_evaluations(
+    taken: int, trained: int, at: int, evaluates: bool, looks_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = saved_behind(Loader(), taken=taken, trained=trained, at=at, evaluates=evaluates)
+    track = resumed_from(saved, loader := Loader(), monkeypatch)
+    if looks_at is not None:
+        goes_through(track, looks_at)
+    tracks.turns_to_evaluation()
+    assert (track.epoch, track.resume) == (0, saved)
+    goes_through(track, 6, trains_on=6)
+    assert (track.epoch, track.resume) == (1, None)
+    del loader
+
+
+def test_a_place_keeps_on_disk_where_its_loop_was_done_with_the_pass() -> None:
+    saved = saved_behind(Loader(), taken=5, trained=4, at=4)
+    assert saved.over_at == 5 and LoaderPosition.from_parts(*saved.to_parts()).over_at == 5
