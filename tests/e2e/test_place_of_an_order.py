@@ -16,7 +16,14 @@ PYTHON = str(BIN / "python")
 
 
 @pytest.mark.parametrize(
-    "loop", ["first", "plateau", "persistent", *(pytest.param(loop, marks=pytest.mark.slow) for loop in ("ahead", "late", "unmarked"))]
+    "loop",
+    [
+        "first",
+        "plateau",
+        "persistent",
+        "lightning",
+        *(pytest.param(loop, marks=pytest.mark.slow) for loop in ("ahead", "late", "unmarked")),
+    ],
 )
 def test_a_run_that_goes_on_ends_as_one_that_was_never_stopped(loop: str, tmp_path: Path) -> None:
     process = start(tmp_path, [*watchdog("--job", "j"), PYTHON, *script("places.py", loop, "--meet", tmp_path)])

@@ -31,17 +31,19 @@ def fits(trainer: Any) -> None:
     _counts.clear()
 
 
-def asks_for_batch(steps: int, fetcher: Any) -> None:
-    """So many steps have ended, and nothing of another is half done. `fetcher`: an evaluation has one of its own."""
+def asks_for_batch(steps: int, fetcher: Any) -> bool:
+    """So many steps have ended, and nothing of another is half done. `fetcher`: an evaluation has one of its own; True where it is the training's."""
     global _uncounted, _is_told
     trainer = None if _fitting is None else _fitting()
     if trainer is None:
-        return
-    if fetcher is trainer.fit_loop._data_fetcher:
+        return False
+    trains = fetcher is trainer.fit_loop._data_fetcher
+    if trains:
         _uncounted, _is_told = _not_counted(trainer), False
     if _counts and _counts[-1][0] == steps:
         _counts.pop()
     _counts.append((steps, trainer.global_step))
+    return trains
 
 
 def tells_of_evaluation() -> None:

@@ -11,6 +11,7 @@ from torch_watchdog_agent.hooks import lightning_resume
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.looked_at import Pass
 from torch_watchdog_agent.hooks.passes import ask, asking, begin
+from torch_watchdog_agent.hooks.tracks import asks_first
 
 __all__ = ["patch"]
 
@@ -28,6 +29,8 @@ def patch(module: ModuleType) -> None:
         one = begin(self)
         with asking(one):
             result = iterate(self)
+        if resuming is not None:
+            resuming = lightning_resume.begun(resuming)
         self.__dict__.update({_MARK: one, _BEHIND: resuming})
         return result
 
@@ -36,14 +39,16 @@ def patch(module: ModuleType) -> None:
         resuming = self.__dict__.pop(_BEHIND, None)
         if resuming is not None:
             lightning_resume.catch_up(resuming, self, self.__dict__[_MARK])
-        _count(self)
-        return ask(self.__dict__.setdefault(_MARK, Pass()), lambda: following(self), part=BATCH)
+        one = self.__dict__.setdefault(_MARK, Pass())
+        _count(self, one)
+        return ask(one, lambda: following(self), part=BATCH)
 
     fetcher.__iter__, fetcher.__next__ = begin_pass, next_batch
 
 
 @guarded("Lightning's count")
-def _count(fetcher: Any) -> None:
+def _count(fetcher: Any, one: Pass) -> None:
+    """It knows how many batches there are, so it never comes to hear that an epoch's pass has no more."""
     here = rank()
-    if here is not None:
-        by_lightning.asks_for_batch(here.loop.steps_ended(0), fetcher)
+    if here is not None and by_lightning.asks_for_batch(here.loop.steps_ended(0), fetcher):
+        asks_first(one.stand)

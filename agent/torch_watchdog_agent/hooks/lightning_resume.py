@@ -16,20 +16,22 @@ from types import ModuleType
 from typing import Any
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
+from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.looked_at import Pass
 from torch_watchdog_agent.hooks.passes import asking, here_now
 from torch_watchdog_agent.hooks.tracks import track_of
 
-__all__ = ["Resuming", "catch_up", "patch", "take"]
+__all__ = ["Resuming", "begun", "catch_up", "patch", "take"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resuming:
-    """A training's loop and where its data goes on."""
+    """A training's loop and where its data goes on. `begun`: what the generators were behind the making of the epoch's iterator."""
 
     loop: Any
     position: LoaderPosition
+    begun: RngState | None = None
 
     @property
     def batches(self) -> int:
@@ -88,7 +90,6 @@ def _resumes(loop: Any) -> Resuming | None:
     from torch_watchdog_agent.checkpoint import by_lightning
     from torch_watchdog_agent.checkpoint.manifest import MANIFEST, read_manifest
     from torch_watchdog_agent.checkpoint.rank_file import RankFile
-    from torch_watchdog_agent.checkpoint.rng import RngState
 
     here, given = rank(), loop.trainer.ckpt_path
     if here is None or given is None or not (Path(given).parent / MANIFEST).exists():
@@ -127,6 +128,11 @@ def _prepare(coming: Resuming, fetcher: Any) -> None:
                 set_epoch(coming.loop.epoch_progress.current.processed)
 
 
+def begun(coming: Resuming) -> Resuming:
+    """Its iterator has been made."""
+    return replace(coming, begun=RngState.capture())
+
+
 def catch_up(coming: Resuming, fetcher: Any, one: Pass) -> None:
     """Drops the batches that were done, unseen, and brings back the random state of the boundary. What is fetched ahead stays as far ahead."""
     batches = coming.batches
@@ -151,6 +157,8 @@ def _settle(coming: Resuming, batches: int) -> None:
     here = rank()
     if batches not in (coming.position.batches, coming.position.batches - 1):
         return  # between two epochs: nothing of this one's has been used
-    coming.position.rng.restore()
+    # Before an epoch's first batch its order is still to be drawn, and what a checkpoint from within that batch's step has is of behind the draw.
+    at = coming.position.rng if batches or coming.begun is None else coming.begun
+    at.restore()
     if here is not None and batches and here.identity.rank == 0:
         here.say(f"the data goes on behind batch {batches} of the epoch, whatever Lightning says of its loader")

@@ -16,6 +16,7 @@ from torch_watchdog_agent.checkpoint.position import START, Ending, LoaderPositi
 __all__ = [
     "Stand",
     "Track",
+    "asks_first",
     "ended",
     "follow",
     "is_current",
@@ -98,6 +99,13 @@ def follow(stand: Stand) -> None:
         stand.outer = before
     _is_done_with(before)
     followed = stand
+
+
+def asks_first(stand: Stand) -> None:
+    """The training asks this pass for its first batch, and nothing has told that the one before it over the same loader is over."""
+    global followed
+    if followed is not None and followed is not stand and followed.track is stand.track and not stand.batches:
+        followed = stand
 
 
 def is_followed(stand: Stand) -> bool:
