@@ -101,20 +101,41 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
         mine, is_own = peers.agree_own(lambda: _rank_file(path, manifest, peers, needs_position=loader is not None))
         peers.agree_own(lambda: _load(path, manifest, target, mine, peers))
     _tell_rank(path, mine.updates_applied)
+    epoch, batches = mine.position.epoch, mine.position.batches
     if loader is not None:
-        from torch_watchdog_agent.hooks.loader import resume_at
-
-        # What the loader draws as it begins is the saver's, so that it makes the saver's order; after that a rank without a part draws its own.
-        resume_at(loader, mine.position if is_own else replace(mine.position, rng=RngState.capture()), again=_in_the_epoch(target, rank))
-        if mine.position.rng_at_iter is None and mine.updates_applied:
-            _say(
-                f"rank {rank}: where its data stood is not known in {path} (no loader was seen on the training thread): the epoch begins anew"
-            )
+        epoch, batches = _to_its_place(loader, path, mine, target, rank=rank, is_own=is_own)
     if is_own:
         mine.rng.restore()
     else:
         _say(f"rank {rank} has no part of its own in {path}: its random number generators are not restored")
-    return Resumed(path=path, step=mine.updates_applied, epoch=mine.position.epoch, batches=mine.position.batches)
+    return Resumed(path=path, step=mine.updates_applied, epoch=epoch, batches=batches)
+
+
+def _to_its_place(loader: Any, path: Path, mine: RankFile, target: TrainingState, *, rank: int, is_own: bool) -> tuple[int, int]:
+    """Brings the loader there, and returns epoch and batches."""
+    from torch_watchdog_agent.hooks.loader import resume_at
+    from torch_watchdog_agent.hooks.own_order import keeps_one_iterator
+
+    at = mine.position
+    if keeps_one_iterator(loader):
+        epoch = at.epoch + at.batches // max(1, len(loader))
+        _say(
+            f"rank {rank}: {type(loader).__name__} keeps one iterator for all epochs, made before restore(), so that no place in its data can be gone back "
+            f"to: epoch {epoch} begins anew, in an order of its own"
+        )
+        return epoch, 0
+
+    def missed() -> None:
+        _say(
+            f"rank {rank}: the training takes its batches from an iterator that was made before restore(), so the place in the data (epoch {at.epoch}, "
+            f"{at.batches} batches) is not taken: its data begin anew. Call restore() before iter(loader)"
+        )
+
+    # What the loader draws as it begins is the saver's, so that it makes the saver's order; after that a rank without a part draws its own.
+    resume_at(loader, at if is_own else replace(at, rng=RngState.capture()), again=_in_the_epoch(target, rank), missed=missed)
+    if at.rng_at_iter is None and mine.updates_applied:
+        _say(f"rank {rank}: where its data stood is not known in {path} (no loader was seen on the training thread): the epoch begins anew")
+    return at.epoch, at.batches
 
 
 def _in_the_epoch(target: TrainingState, rank: int) -> Callable[[], None]:

@@ -42,8 +42,11 @@ def patch_stateful(module: ModuleType) -> None:
     indices.hear_workers(module._StatefulMultiProcessingDataLoaderIter)
 
 
-def resume_at(loader: Any, position: LoaderPosition, *, again: Callable[[], None] | None = None) -> None:
-    """The next iteration over `loader` continues at `position`. Works without a wrapped launch, too. `again`: called once it stands there."""
+def resume_at(
+    loader: Any, position: LoaderPosition, *, again: Callable[[], None] | None = None, missed: Callable[[], None] | None = None
+) -> None:
+    """The next iteration over `loader` continues at `position`. Works without a wrapped launch, too. `again`: called once it stands there. `missed`: where
+    the training takes its batches from an iteration that had begun before."""
     import torch.utils.data.dataloader
 
     patch(torch.utils.data.dataloader)
@@ -54,7 +57,7 @@ def resume_at(loader: Any, position: LoaderPosition, *, again: Callable[[], None
 
         accelerate.patch(sys.modules["accelerate.data_loader"])
     track = track_of(loader)
-    track.resume, track.again, track.epoch = position, again, position.epoch
+    track.resume, track.again, track.missed, track.epoch = position, again, missed, position.epoch
     _forget_own_place(loader)
 
 

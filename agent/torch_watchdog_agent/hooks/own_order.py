@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["count_of", "generators_of", "set_count"]
+__all__ = ["count_of", "generators_of", "keeps_one_iterator", "set_count"]
 
 _GENERATORS = ("generator", "synchronized_generator")
 _INSIDE = ("base_dataloader", "sampler", "batch_sampler", "dataset")  # of torch's loaders and samplers, and accelerate's around them
@@ -41,6 +41,20 @@ def count_of(loader: Any) -> int | None:
 def set_count(loader: Any, count: int | None) -> None:
     if count is not None and count_of(loader) is not None:
         setattr(loader, _COUNT, count)
+
+
+def keeps_one_iterator(loader: Any) -> bool:
+    """Whether it has its own way of beginning a pass, and an iterator at hand for that, which it takes for all epochs (timm's MultiEpochsDataLoader, YOLO's
+    InfiniteDataLoader). That was made before anybody could tell where to begin."""
+    import torch.utils.data.dataloader as module
+
+    home = next((kind for kind in type(loader).__mro__ if "__iter__" in vars(kind)), None)
+    kept = (value for name, value in _attributes(loader).items() if name != "_iterator")  # torch's own, for workers that persist
+    return (
+        home is not module.DataLoader
+        and isinstance(loader, module.DataLoader)
+        and any(isinstance(one, module._BaseDataLoaderIter) for one in kept)
+    )
 
 
 def _attributes(item: Any) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class Track:
     """One loader. `dataset`: its data set's name in a quarantine file; `generators`: its own.
 
     `epoch`: how many of its passes the training has used; `begun` numbers all. `resume`: where the next one that it uses goes on, and `again` what is to be
-    done there. `in_turn`: between batches of one of its passes the training trains on those of another.
+    done there; `missed`, where the training uses one that had begun before and does not go on there. `in_turn`: between batches of one of its passes the
+    training trains on those of another.
     """
 
     dataset: str = "?"
@@ -45,6 +46,7 @@ class Track:
     begun: int = 0
     resume: LoaderPosition | None = None
     again: Callable[[], None] | None = None
+    missed: Callable[[], None] | None = None
     looked_for_tokenizer: bool = False
     in_turn: bool = False
     generators: tuple[Any, ...] = ()
@@ -151,6 +153,8 @@ def _is_done_with(stand: Stand | None) -> None:
 
 def _uses(stand: Stand) -> None:
     stand.is_used, stand.outer = True, None
+    if stand.track.resume is not None and not stand.is_resumed and stand.track.missed is not None:
+        stand.track.missed()
     stand.track.epoch, stand.track.resume = max(stand.track.epoch, stand.epoch + 1), None
 
 

@@ -51,6 +51,59 @@ def test_a_place_that_nobody_saw_is_said_to_be_the_beginning(
     assert len(list(loader)) == 4
 
 
+class ForAllEpochs(DataLoader[Any]):
+    """As timm's MultiEpochsDataLoader and YOLO's InfiniteDataLoader do it."""
+
+    class Repeating:
+        def __init__(self, sampler: Any) -> None:
+            self.sampler = sampler
+
+        def __len__(self) -> int:
+            return len(self.sampler)
+
+        def __iter__(self) -> Any:
+            while True:
+                yield from iter(self.sampler)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "batch_sampler", self.Repeating(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+@pytest.mark.parametrize(("batches", "epoch"), [(3, 0), (7, 1)])
+def test_a_loader_that_keeps_one_iterator_for_all_epochs_is_said_to_begin_its_epoch_anew(
+    batches: int, epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It had gone on in another order in silence, and from epoch 0, whose batches had not ended since."""
+    model, optimizer, _, path = saved(tmp_path, monkeypatch, batches=batches, rng_at_iter=RANDOM)
+    loader = ForAllEpochs(TensorDataset(torch.arange(4.0)), batch_size=1)
+    resumed = restore(model=model, optimizer=optimizer, loader=loader, path=path)
+    assert resumed is not None and (resumed.epoch, resumed.batches) == (epoch, 0)
+    assert f"keeps one iterator for all epochs, made before restore(), so that no place in its data can be gone back to: epoch {epoch}" in (
+        capfd.readouterr().err
+    )
+    assert [len(list(loader)) for _ in range(2)] == [4, 4]
+
+
+def test_a_loader_that_keeps_an_iterator_for_its_workers_or_beside_its_passes_goes_on_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
+    loader.looked_at = iter(loader)  # type: ignore[attr-defined]
+    assert next(loader.looked_at)[0].item() == 0  # type: ignore[attr-defined]
+    assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None
+    assert [len(list(loader)) for _ in range(2)] == [1, 4]
+    assert "keeps one iterator" not in capfd.readouterr().err
+
+
 def test_an_evaluation_before_the_training_leaves_the_place_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer, loader, path = saved(tmp_path, monkeypatch, batches=3, rng_at_iter=RANDOM)
     assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None

@@ -101,3 +101,20 @@ def test_any_other_place_is_left_alone_by_looks_and_evaluations(
 def test_a_place_keeps_on_disk_where_its_loop_was_done_with_the_pass() -> None:
     saved = saved_behind(Loader(), taken=5, trained=4, at=4)
     assert saved.over_at == 5 and LoaderPosition.from_parts(*saved.to_parts()).over_at == 5
+
+
+def test_a_training_that_goes_on_in_a_pass_from_before_the_resume_is_told_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`it = iter(loader)` in front of `restore(loader=loader)`: its batches had been others than those of the place, in silence."""
+    told: list[bool] = []
+    loader = Loader()
+    track = tracks.track_of(loader)
+    begun_before = Stand(track)
+    track.resume, track.missed = saved_behind(Loader(), taken=3, trained=3, at=3), lambda: told.append(True)
+    for _ in range(2):
+        follow(begun_before)
+        tracks.used()
+    assert told == [True]
+    track.resume = saved_behind(Loader(), taken=3, trained=3, at=3)
+    monkeypatch.setattr(tracks, "followed", None)
+    goes_through(track, 6, trains_on=6)
+    assert told == [True]
