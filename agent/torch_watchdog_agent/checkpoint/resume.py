@@ -5,6 +5,7 @@ Owns whether a checkpoint may be resumed from at all. Works in a run that the wa
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -131,8 +132,17 @@ def _to_its_place(loader: Any, path: Path, mine: RankFile, target: TrainingState
             f"{at.batches} batches) is not taken: its data begin anew. Call restore() before iter(loader)"
         )
 
+    def of_another() -> None:
+        _say(
+            f"rank {rank}: it shuffles its data by another seed than rank {mine.rank}, which saved, and its own order is lost: for the rest of epoch "
+            f"{at.epoch} it takes that rank's order, so that both train on the same batches where each shuffles all the data by itself"
+        )
+
     # What the loader draws as it begins is the saver's, so that it makes the saver's order; after that a rank without a part draws its own.
-    resume_at(loader, at if is_own else replace(at, rng=RngState.capture()), again=_in_the_epoch(target, rank), missed=missed)
+    goes_on_at = at if is_own else replace(at, rng=RngState.capture())
+    resume_at(
+        loader, goes_on_at, again=_in_the_epoch(target, rank), missed=missed, of_another=None if is_own else functools.cache(of_another)
+    )
     if at.rng_at_iter is None and mine.updates_applied:
         _say(f"rank {rank}: where its data stood is not known in {path} (no loader was seen on the training thread): the epoch begins anew")
     return at.epoch, at.batches

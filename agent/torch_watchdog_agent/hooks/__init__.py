@@ -5,5 +5,6 @@ torch: `loader`, `optimizer` (the gate), `loss`, `scaler`, `scheduler`, `clippin
 `lightning_signals`. Loops that no hook sees: `byhand`. A replay of a script for GPUs: `on_cpu`.
 
 What they share: `active` (which rank this process is, and the guard around every hook's body), `passes` (one pass over a loader, whatever made it) with
-`indices`, `looked_at`, `left` and `elsewhere`, `tracks` with `own_order` (where the training stands in its data), `device` (what the device has done).
+`indices`, `looked_at`, `left` and `elsewhere`, `tracks` with `own_order` and `order_of_another` (where the training stands in its data), `device` (what the
+device has done).
 """

@@ -43,10 +43,12 @@ def patch_stateful(module: ModuleType) -> None:
 
 
 def resume_at(
-    loader: Any, position: LoaderPosition, *, again: Callable[[], None] | None = None, missed: Callable[[], None] | None = None
-) -> None:
+    loader: Any, position: LoaderPosition, *, again: Callable[[], None] | None = None, missed: Callable[[], None] | None = None,
+    of_another: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
     """The next iteration over `loader` continues at `position`. Works without a wrapped launch, too. `again`: called once it stands there. `missed`: where
-    the training takes its batches from an iteration that had begun before."""
+    the training takes its batches from an iteration that had begun before. `of_another`: where that is another rank's place, and this one's own order is lost.
+    """
     import torch.utils.data.dataloader
 
     patch(torch.utils.data.dataloader)
@@ -57,7 +59,8 @@ def resume_at(
 
         accelerate.patch(sys.modules["accelerate.data_loader"])
     track = track_of(loader)
-    track.resume, track.again, track.missed, track.epoch = position, again, missed, position.epoch
+    track.resume, track.epoch = position, position.epoch
+    track.again, track.missed, track.of_another = again, missed, of_another
     _forget_own_place(loader)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
-from torch_watchdog_agent.hooks import elsewhere, own_order
+from torch_watchdog_agent.hooks import elsewhere, order_of_another, own_order
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import watch_collections
@@ -67,9 +67,9 @@ def to_its_beginning(loader: Any, one: Pass) -> None:
     """Of a pass that goes on: what it began with, in the run that was saved."""
     stand, resume = one.stand, _to_resume(one.stand)
     if resume is not None and resume.rng_at_iter is not None:
-        resume.rng_at_iter.restore(stand.track.generators)
+        stand.rng_at_iter = order_of_another.begin_as(resume, resume.rng_at_iter, loader, stand.track)
         own_order.set_count(loader, resume.count_at_iter)
-        stand.rng_at_iter, stand.count_at_iter = resume.rng_at_iter, resume.count_at_iter
+        stand.count_at_iter = resume.count_at_iter
 
 
 def outlives_its_passes(loader: Any, one: Pass) -> bool:
@@ -149,7 +149,7 @@ def catch_up(one: Pass, iterator: Any) -> None:
     if stand.track.again is not None:
         stand.track.again()
     if resume.batches:  # else nothing was made but the iterator: the pass draws its order with its first batch
-        resume.rng.restore()
+        resume.rng.restore(stand.track.generators)
 
 
 # Taking batches

@@ -47,6 +47,7 @@ class Track:
     resume: LoaderPosition | None = None
     again: Callable[[], None] | None = None
     missed: Callable[[], None] | None = None
+    of_another: Callable[[], None] | None = None
     looked_for_tokenizer: bool = False
     in_turn: bool = False
     generators: tuple[Any, ...] = ()

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_watchdog_agent.checkpoint import restore
 from torch_watchdog_agent.checkpoint.errors import RestoreError
+from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.hooks import loader as loader_hooks
 from torch_watchdog_agent.hooks import own_order
@@ -224,3 +225,40 @@ def test_a_place_that_a_loader_has_loaded_by_itself_is_not_gone_beyond(tmp_path:
     loader.load_state_dict(state)
     assert restore(model=model, optimizer=optimizer, loader=loader, path=path) is not None
     assert [float(batch[0]) for batch in loader] == [1, 2, 3]
+
+
+class OfOneRank:
+    """A loader of a rank's own seed; `at_head`: it is set anew at the head of each epoch."""
+
+    def __init__(self, rank: int, *, at_head: bool) -> None:
+        self.rank, self.at_head, self.generator = rank, at_head, torch.Generator().manual_seed(40 + rank)
+        self.loader: Any = DataLoader(TensorDataset(torch.arange(16.0)), batch_size=1, shuffle=True, generator=self.generator)
+
+    def epoch(self, number: int) -> list[float]:
+        if self.at_head:
+            self.generator.manual_seed(100 + 7 * number + self.rank)
+        return [batch.item() for (batch,) in self.loader]
+
+
+@pytest.mark.parametrize("at_head", [True, False], ids=["seeded at each head", "seeded once"])
+@pytest.mark.parametrize("rank", [1, 0], ids=["another seed", "the same seed"])
+def test_a_rank_that_shuffles_by_itself_keeps_its_order_where_that_is_known_or_is_told_whose_it_takes(
+    rank: int, at_head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It has no part in the checkpoint, and had trained on the batches of the rank that has, in silence."""
+    whole, saver = OfOneRank(rank, at_head=at_head), OfOneRank(0, at_head=at_head)
+    mine = [whole.epoch(0), whole.epoch(1), whole.epoch(2)]
+    theirs = [saver.epoch(0)]
+    if at_head:
+        saver.generator.manual_seed(107)
+    begins = {"rng_at_iter": RngState.capture((saver.generator,))}
+    theirs.append(saver.epoch(1))
+    model, optimizer, _, path = saved(tmp_path, monkeypatch, epoch=1, batches=3, **begins)
+    monkeypatch.setattr(RankFile, "of", staticmethod(lambda path, *_, **__: (RankFile.read(path, 0), False)))
+    again = OfOneRank(rank, at_head=at_head)
+    assert restore(model=model, optimizer=optimizer, loader=again.loader, path=path) is not None
+    keeps = at_head or not rank
+    assert again.epoch(1) == (mine if keeps else theirs)[1][3:]
+    theirs.append(saver.epoch(2))
+    assert (again.epoch(2) == theirs[2]) is not bool(rank)  # it takes the other's order for that one epoch only
+    assert ("it shuffles its data by another seed than rank 0, which saved" in capfd.readouterr().err) is not keeps

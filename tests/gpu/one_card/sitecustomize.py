@@ -10,6 +10,7 @@ import os
 
 if "RANK" in os.environ:
     import torch  # noqa: F401 - the agent waits for it
+
     from torch_watchdog_agent.hooks import active
 
     active.rank()
