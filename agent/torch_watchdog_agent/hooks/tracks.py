@@ -105,9 +105,10 @@ def follow(stand: Stand) -> None:
 
 
 def asks_first(stand: Stand) -> None:
-    """The training asks this pass for its first batch, and nothing has told that the one before it over the same loader is over."""
+    """The training asks this pass for its first batch, and nothing has told that the one before it is over. That may be over another loader: Lightning can
+    make a new one for each epoch."""
     global followed
-    if followed is not None and followed is not stand and followed.track is stand.track and not stand.batches:
+    if followed is not None and followed is not stand and not stand.batches:
         followed = stand
 
 

@@ -118,3 +118,18 @@ def test_a_training_that_goes_on_in_a_pass_from_before_the_resume_is_told_so_onc
     monkeypatch.setattr(tracks, "followed", None)
     goes_through(track, 6, trains_on=6)
     assert told == [True]
+
+
+@pytest.mark.parametrize("makes_a_new_one", [False, True])
+def test_a_pass_whose_first_batch_the_training_asks_for_is_its_place(makes_a_new_one: bool) -> None:
+    """Lightning's, which never hears that a pass has no more; it can make a new loader for each epoch."""
+    loader, another = Loader(), Loader()
+    first = Stand(track := tracks.track_of(loader))
+    for first.batches in range(1, 7):
+        follow(first)
+        tracks.used()
+    tracks.asks_first(first)
+    assert tracks.training_place()[:2] == (0, 6)
+    of = tracks.track_of(another) if makes_a_new_one else track
+    tracks.asks_first(Stand(of, epoch=of.epoch))
+    assert tracks.training_place()[:2] == (of.epoch, 0)
