@@ -160,14 +160,14 @@ class WindowState:
         """What the script itself has changed since the newest window opened, before any optimizer; or nothing."""
         return "" if self._habit.is_as_opened(self._owners.written()) else "parameters, or an optimizer's groups,"
 
-    def restore(self, windows_back: int = 1, *, buffers: bool = True, settled: bool = False) -> None:
-        """Put everything back to where it was when the window opened (1: the last one). May be called again. `settled`: with what belongs to the update
-        before, where the loop does that only behind its fetch; a step that is left out gives that back with its own."""
-        if len(self._kept) < windows_back:
+    def restore(self, *, settled: bool = False) -> None:
+        """Put everything back to where it was when the newest window opened. May be called again. `settled`: with what belongs to the update before, where the
+        loop does that only behind its fetch; a step that is left out gives that back with its own."""
+        if not self._kept:
             return
-        if self._buffers is not None and buffers:
+        if self._buffers is not None:
             self._buffers.put_back()
-        self._at(windows_back).put_back(settled=settled)
+        self._at(1).put_back(settled=settled)
 
     def begun_after(self, updates: int) -> int:
         """How many windows were begun since so many updates, counted from the newest that began behind just these; 0 where none is kept. From any thread."""
@@ -186,10 +186,6 @@ class WindowState:
         newest = self._at(1).place
         return (newest.epoch, newest.batches) == (place.epoch, place.batches)
 
-    def is_rewound(self, windows_back: int) -> bool:
-        """Whether everything is still as `rewound` has put it: a training thread that cannot be stopped may have moved on."""
-        return self._at(windows_back).is_in_place()
-
     def _at(self, windows_back: int) -> _Moment:
         if windows_back:
             return self._kept[-windows_back]
@@ -198,13 +194,18 @@ class WindowState:
         return self._end
 
     @contextmanager
-    def rewound(self, windows_back: int = 1, *, buffers: bool = True) -> Iterator[None]:
-        """The body sees the state of the window's start; after it everything is as it was before. For a save in the middle of a window."""
+    def rewound(self, windows_back: int = 1, *, buffers: bool = True) -> Iterator[Callable[[], bool]]:
+        """The body sees the state of the window's start; after it everything is as it was before. For a save in the middle of a window. Gives a question: is
+        everything still as it was put back? A training thread that cannot be stopped may have moved on."""
         present = _moment(self._owners)
-        put_buffers_back = self._buffers.present() if self._buffers is not None and buffers else None
-        self.restore(windows_back, buffers=buffers, settled=True)
+        moment = self._at(windows_back) if windows_back <= len(self._kept) else present
+        put_buffers_back = None
+        if self._buffers is not None and buffers and moment is not present:
+            put_buffers_back = self._buffers.present()
+            self._buffers.put_back()
+        moment.put_back()
         try:
-            yield
+            yield moment.is_in_place
         finally:
             if put_buffers_back is not None:
                 put_buffers_back()

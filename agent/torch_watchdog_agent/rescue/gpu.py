@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.rescue.ahead import Ahead
-from torch_watchdog_agent.rescue.saving import NOT_ON_HAND, save, save_present, unsaved
+from torch_watchdog_agent.rescue.saving import save, unsaved
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.subjects import TrainingState
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OnGpu"]
 
 STEPS_KEPT = 64  # a launch queue holds fewer windows
+NOT_KEPT = -1  # windows back, of a window of which nothing is held any more
 BUSY_S = 1.0  # a device that does nothing but wait for another rank is busy for longer
 
 
@@ -115,22 +116,21 @@ class OnGpu:
 
     def save(self, order: Rescue, *, has_begun: Callable[[], bool], part: int | None, within_s: float) -> Saved:
         """The state, or this rank's `part` of it, behind the closed gate, by plain copies to the host; buffers as they were copied at the start of a step
-        that was launched. `has_begun`: as `save_present` has it."""
+        that was launched. `has_begun`: whether the training thread has taken a batch that no update has used."""
         rank, gate, ahead = self._rank, self._gate, self.closed
         if gate is None or ahead is None:
             raise RuntimeError("a save on a GPU needs its gate closed")
         ahead.mend(rank.subjects.now())
+        read = rank.window.with_kept_buffers(gate.to_host) if ahead.windows_back else gate.to_host
 
-        def written() -> Saved:
-            if not ahead.windows_back:
-                return save_present(rank, order, updates=ahead.updates, has_begun=has_begun, read=gate.to_host, part=part)
-            back = rank.window.begun_after(ahead.updates)  # a batch may have been handed over since
-            if not back:
-                return unsaved(rank, order, ahead.updates, NOT_ON_HAND)
-            return save(rank, order, updates=ahead.updates, windows_back=back, read=rank.window.with_kept_buffers(gate.to_host), part=part)
+        def windows_back() -> int:
+            begun = has_begun()
+            return (rank.window.begun_after(ahead.updates) or NOT_KEPT) if ahead.windows_back else int(begun)
 
         try:
-            return gate.read(written, within_s=within_s)
+            return gate.read(
+                lambda: save(rank, order, updates=ahead.updates, windows_back=windows_back, read=read, part=part), within_s=within_s
+            )
         except TimeoutError as error:
             return unsaved(rank, order, ahead.updates, str(error))
 

@@ -380,12 +380,13 @@ class Rescuer:
             return self._words.popleft() if self._words else None
 
     def _save(self, order: Rescue, *, within_s: float) -> Saved:
-        from torch_watchdog_agent.rescue.saving import save_present
+        from torch_watchdog_agent.rescue.saving import save
 
         part = self._part[0] if self._part[1] else None
         if self._gpu.closed is not None:
             return self._gpu.save(order, has_begun=self._has_begun, part=part, within_s=within_s)
-        return save_present(self._rank, order, updates=self._rank.loop.updates_applied, has_begun=self._has_begun, part=part)
+        updates = self._rank.loop.updates_applied
+        return save(self._rank, order, updates=updates, windows_back=lambda: int(self._has_begun()), part=part)
 
     def _has_begun(self) -> bool:
         """Whether the training thread has taken a batch to train on: a slow loader may hand over once the rescue has begun. What its step begins with is kept

@@ -19,34 +19,34 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.position import Place
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["NOT_ON_HAND", "save", "save_present", "seal", "unsaved"]
-
-
-NOT_ON_HAND = "what its step began with is not on hand"
-
-
-def save_present(
-    rank: Rank, order: Rescue, *, updates: int, has_begun: Callable[[], bool], read: Reader | None = None, part: int | None = None
-) -> Saved:
-    """The state as it is, or as the step began with that the training thread is in. `has_begun`: whether it is in one; it may come to one meanwhile, with a
-    batch that is on its way to the loop as the place in the data is read."""
-    from torch_watchdog_agent.checkpoint.save import discard
-
-    place = rank.place()
-    begun = has_begun()
-    saved = save(rank, order, updates=updates, place=place, windows_back=int(begun), read=read, part=part)
-    if begun or not saved.path or not has_begun() or rank.window.begins_at(place):
-        return saved
-    discard(Path(saved.path))
-    return save(rank, order, updates=updates, windows_back=1, read=read, part=part)
+__all__ = ["save", "seal", "unsaved"]
 
 
 def save(
-    rank: Rank, order: Rescue, *, updates: int, windows_back: int, place: Place | None = None, read: Reader | None = None, part: int | None = None
+    rank: Rank, order: Rescue, *, updates: int, windows_back: Callable[[], int], read: Reader | None = None, part: int | None = None
+) -> Saved:
+    """The state after so many `updates`, of a training thread that applies none any more. `windows_back`: how many windows it has begun after them. It may
+    come to one more meanwhile, with a batch that was on its way to the loop as the place in the data was read: once, for there it stands."""
+    from torch_watchdog_agent.checkpoint.save import discard
+
+    place = rank.place()
+    before = windows_back()
+    at_end = not before and rank.window.is_behind_the_end(updates, place)
+    saved = _save(rank, order, updates=updates, place=place, windows_back=before, at_end=at_end, read=read, part=part)
+    now = windows_back()
+    # What a window keeps that opens while a pass's end is put back is of that end, and neither.
+    if now == before or at_end or (saved.path and not before and rank.window.begins_at(place)):
+        return saved
+    if saved.path:
+        discard(Path(saved.path))
+    return _save(rank, order, updates=updates, place=place, windows_back=now, at_end=False, read=read, part=part)
+
+
+def _save(
+    rank: Rank, order: Rescue, *, updates: int, windows_back: int, place: Place, at_end: bool, read: Reader | None, part: int | None
 ) -> Saved:  # fmt: skip
-    """Writes and digests; what fails becomes the answer's error. `updates`: how many the state has seen; `windows_back`:
-    how many windows were begun after them (0 behind the end of a pass over the data: what was there counts), and where in the data that is by `place`, None:
-    at this moment; `read`: brings tensors to the host; `part`: which one this rank holds, None: all of it.
+    """Writes and digests; what fails becomes the answer's error. `place`: where in the data that is, where no window was begun; `at_end`: and that is the end
+    of a pass: what was there counts; `read`: brings tensors to the host; `part`: which one this rank holds, None: all of it.
     """
     from torch_watchdog_agent.checkpoint.alone import save_alone
     from torch_watchdog_agent.checkpoint.errors import in_words
@@ -60,23 +60,23 @@ def save(
     say_what_is_not_counted(rank)
     try:
         if windows_back and rank.window.begun_after(updates) != windows_back:
-            return unsaved(rank, order, updates, NOT_ON_HAND)
+            return unsaved(rank, order, updates, "what its step began with is not on hand")
         if windows_back and (why := rank.window.why_no_buffers(updates)):
             return unsaved(rank, order, updates, why)
-        place = place or rank.place()
-        rewinds = windows_back > 0 or rank.window.is_behind_the_end(updates, place)
+        rewinds = windows_back > 0 or at_end
         position, rng = (
             (rank.window.position_at(windows_back), rank.window.rng_at(windows_back))
             if rewinds
             else (place.with_generators(RngState.capture()), None)
         )
-        with rank.window.rewound(windows_back, buffers=windows_back > 0 and read is None) if rewinds else nullcontext():
+        is_in_place: Callable[[], bool]
+        with rank.window.rewound(windows_back, buffers=windows_back > 0 and read is None) if rewinds else nullcontext(bool) as is_in_place:
             saved = save_alone(
                 Path(order.path), rank.subjects, rank=rank.identity.rank, updates_applied=updates,
                 position=position, say=rank.say, left_out=rank.quarantine.lines(), read=read, rng=rng,
                 part=part, alone=Alone(steps=rank.loop.steps_ended(windows_back), begun=windows_back),
             )  # fmt: skip
-            if rewinds and not rank.window.is_rewound(windows_back):
+            if rewinds and not is_in_place():
                 discard(saved.path)
                 return unsaved(rank, order, updates, "the training has moved on while its state was being saved")
     except BaseException as error:  # noqa: BLE001  torch's CheckpointException is no Exception; whatever it is must reach the daemon

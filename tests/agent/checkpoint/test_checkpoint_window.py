@@ -216,9 +216,9 @@ def test_the_state_of_some_windows_ago_is_seen_and_then_the_present_one_again() 
         scheduler.optimizer.step()
         scheduler.step()
     assert [window.begun_after(updates) for updates in (20, 19, 18, 4, 3)] == [0, 1, 2, 16, 0]
-    with window.rewound(2):
+    with window.rewound(2) as is_in_place:
         assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (18, 1 / 19)
-        assert window.is_rewound(2)
+        assert is_in_place()
     assert (scheduler.last_epoch, scheduler.optimizer.param_groups[0]["lr"]) == (20, 1 / 21)
 
 
@@ -226,9 +226,9 @@ def test_a_training_that_moves_on_while_its_state_is_saved_is_noticed() -> None:
     subjects, scheduler = scheduled()
     window = WindowState(subjects, say=print)
     window.opened(updates=1)
-    with window.rewound():
+    with window.rewound() as is_in_place:
         scheduler.step()
-        assert not window.is_rewound(1)
+        assert not is_in_place()
 
 
 def test_a_state_read_in_the_middle_of_a_window_has_the_buffers_of_its_start_and_none_is_written() -> None:

@@ -209,7 +209,7 @@ def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(
 
     stands = threading.Thread(target=use, daemon=True)
     stands.start()
-    saves = saving.save
+    saves = saving._save
 
     def save(*args: Any, **kwargs: Any) -> Saved:
         saved = saves(*args, **kwargs)
@@ -218,7 +218,7 @@ def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(
         return saved
 
     if opens == "as it is saved":
-        monkeypatch.setattr(saving, "save", save)
+        monkeypatch.setattr(saving, "_save", save)
     else:
         assert begun.wait(20)
         monkeypatch.setattr(rescuer, "_until", lambda true, **_: (asked.set(), until(true)))
@@ -231,6 +231,36 @@ def test_what_a_step_begins_with_is_on_hand_however_late_it_begins(
     assert (position.epoch, position.batches) == (1, 7)
     assert rescuer.takes(Leave(generation=7))
     stands.join(20)
+
+
+def test_a_batch_that_comes_while_a_device_that_is_behind_is_saved_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has done four of five updates; what its state is of is the window before the one that opens now."""
+    gate = Gate()
+    gate.done, gate.opened_last = 4, 5
+    monkeypatch.setattr(device, "of_this_process", lambda parameter, shared: gate)
+    monkeypatch.setattr(device, "abort_groups", lambda say: None)
+    monkeypatch.setattr("torch_watchdog_agent.rescue.rescuer.on_device", lambda state: True)
+    rank = that_trains(tmp_path, device_gate=True)
+    rank.window.opened(updates=4, place=Place(1, 6, None))
+    rescuer = freed_at_its_fetch(rank)
+    saves, tried = saving._save, []
+
+    def save(*args: Any, **kwargs: Any) -> Saved:
+        if not tried:
+            rank.loop.handed_over()
+            rank.window.opened(updates=5, place=Place(1, 7, None))
+            rescuer._standing = True
+        tried.append(kwargs["windows_back"])
+        return saves(*args, **kwargs)
+
+    monkeypatch.setattr(saving, "_save", save)
+    assert rescuer.takes(Rescue(generation=7, path=str(tmp_path / "step-4"), reason=""))
+    assert rank.heard.wait(60)
+    saved, _ = rank.told[-1]
+    assert isinstance(saved, Saved) and saved.error is None and tried == [1, 2]
+    position = RankFile.read(tmp_path / "partial.step-4", 0).position
+    assert (position.epoch, position.batches) == (1, 6)
+    assert rescuer.takes(Leave(generation=7))
 
 
 def test_a_rank_that_has_failed_and_waits_for_a_word_is_not_said_to_be_elsewhere(tmp_path: Path) -> None:
