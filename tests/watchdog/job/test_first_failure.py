@@ -388,6 +388,24 @@ def test_whom_the_others_waited_for_is_the_culprit_not_who_gave_up_first(more: d
     assert words in verdict.summary
 
 
+@pytest.mark.parametrize("note", ["", "DistBackendError: NCCL communicator was aborted on rank 0. "])
+def test_a_stopped_rank_is_the_culprit_where_nccl_ends_the_one_that_gave_up_without_a_word_of_pythons(note: str) -> None:
+    """As recorded on an H200: its watchdog thread ends the process."""
+    watch = FailureWatch()
+    watch.state(1, "T")
+    printed = "what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught collective "
+    known = {"rank": 0, "attempt": 0, "pid": 100, "time_ns": 1}
+    watch.hear(RankEvent(kind="log", order=1, text=f"{printed}operation timeout", level="warning", **known))
+    if note:
+        watch.hear(RankEvent(kind="note", order=2, text=note, level="error", **known))
+    watch.see(RankEvent(kind="exited", order=3, signal=6, **known), "a", 29, 1.0)
+    first = watch.verdict(now=1000.0, all_ended=False)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims) == ([1], (0,))
+    verdict = judge(first)
+    assert verdict.kind == "rank.hang" and "SIGSTOP" in verdict.summary
+
+
 def test_of_two_in_different_collectives_the_stranger_to_the_loop_is_the_culprit_not_who_gave_up() -> None:
     """FSDP: a rank that left its loop waits in a barrier, in the place of the next all_gather of the other."""
     watch = FailureWatch()

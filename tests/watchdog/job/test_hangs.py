@@ -110,6 +110,26 @@ def test_a_stopped_job_is_no_hang() -> None:
     assert run.look(stopped=(0, 1)) is None
 
 
+def test_a_stopped_rank_is_hung_also_where_the_others_sleep_in_native_code_and_cannot_say_whom_they_wait_for() -> None:
+    """As in NCCL's launch of a collective over sockets."""
+
+    def look(run: Run, *, state: str) -> Hung | None:
+        assert run.watch.deadline is not None
+        run.now = run.watch.deadline
+        run.watch.asked(frozenset((0, 1)), 1, run.now)
+        run.watch.state(0, state)
+        run.watch.state(1, "T")
+        run.now += ANSWER_S
+        return run.watch.verdict(run.now)
+
+    run = Run()
+    first, second = look(run, state="S"), look(run, state="S")
+    assert first is not None and not first.sure
+    assert second is not None and second.sure and second.ranks == (1,) and "SIGSTOP" in second.words
+    computes = Run()
+    assert look(computes, state="R") is None
+
+
 def test_a_rank_that_does_something_else_is_late_but_not_hung_until_the_collective_is_about_to_give_up() -> None:
     """It may be writing a checkpoint for minutes while the others wait for it."""
     run = Run(timeout_s=100.0)

@@ -21,7 +21,7 @@ from torch_watchdog.job.first_failure import (
     is_no_failure_of_its_own,
     waited_for_another,
 )
-from torch_watchdog.job.standstill import AWAY, Place, elsewhere, silence, split
+from torch_watchdog.job.standstill import AWAY, STOPPED, Place, elsewhere, silence, split
 from torch_watchdog.rules.death import PATIENCE_S
 from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import Failed, Looked
@@ -182,8 +182,9 @@ class FailureWatch:
         return replace(first, culprits=culprits, victims=victims, sizes=words, stray=bool(stray))
 
     def _late(self) -> list[RankEnd]:
-        """Those that the rank which gave a collective up had waited for, by where they were then."""
-        if not any(gave_up(end.text) for end in self._failed()):
+        """Those that the rank which gave a collective up had waited for, by where they were then. NCCL ends a process that gives one up without a word of
+        Python's, and asks nobody: a rank that is stopped then is why."""
+        if not any(gave_up(f"{end.text}\n{end.log}") for end in self._failed()):
             return []
         # Those that have spoken since: neither silent nor elsewhere.
         spoke = {end.rank for end in self._ends.values() if end.text or end.ended_ns} - self._elsewhere.keys()
@@ -191,6 +192,7 @@ class FailureWatch:
         found = None if whys else split(list(self._places.values()))
         if found is not None:
             whys = dict.fromkeys(found.ranks, found.why)
+        whys |= {rank: STOPPED for rank, state in self._states.items() if state == "T" and rank not in spoke and found is None}
         known = {end.rank: end for end in self._ends.values()}
         ends = (known.get(rank, RankEnd(rank=rank, node="", pid=0, step=self._steps.get(rank))) for rank in whys)
         return [replace(end, hung=whys[end.rank], desync=found is not None, finished=False) for end in ends]

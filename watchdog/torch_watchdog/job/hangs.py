@@ -138,7 +138,7 @@ class HangWatch:
             self._ask_again_at = min(self._ask_again_at, max(now, sure_at - ANSWER_S))
         waiting = tuple(sorted(rank for rank, answer in self._answers.items() if answer.waits))
         late = sorted(self._asked - set(waiting))
-        if not waiting:
+        if not waiting and not self._is_held_up(late):
             self.standstill = ""  # whoever was late has come meanwhile
             return None
         if not late:
@@ -150,6 +150,12 @@ class HangWatch:
         sure = rank in self._stopped_before and rank in asked_before and self._states.get(rank) in ("T", AWAY)
         ranks = away if rank in away else (rank,)
         return self._told_once(Hung(ranks=ranks, why=self._why(rank, stood_s), waiting=waiting, sure=sure, stacks=self._stacks()), stood_s)
+
+    def _is_held_up(self, ranks: Collection[int]) -> bool:
+        """Whether some of them are stopped, and the others sleep in native code without a word, so that they cannot say whom they wait for. A job that is
+        stopped as a whole is suspended, and no hang."""
+        others = [rank for rank in ranks if self._state(rank) != "T"]
+        return 0 < len(others) < len(ranks) and all(self._state(rank) in ("S", "D") and rank not in self._answers for rank in others)
 
     def _judge_split(self, found: Split | None, stood_s: float) -> Hung | None:
         """All wait. What was so at two looks, and computes nothing meanwhile, will not come right by itself, unless the network has just come back: then
