@@ -80,9 +80,39 @@ def test_ranks_that_had_failed_before_a_launch_was_killed_are_told_by_their_own_
     first, second, note = said(tmp_path, running, is_dead=True)
     assert (first, second) == ("  said   rank 1, step 60: ValueError: it fell", "  said   rank 0 was ended by signal 9")
     assert "nobody was left to say which of them failed first" in note
-    judged = {"kind": "rank.exception", "severity": "critical", "attempt": 1, "action": {}}
-    assert said(tmp_path, running, incidents=(judged,), is_dead=True) == []
+    judged = {
+        "kind": "rank.exception",
+        "severity": "critical",
+        "attempt": 1,
+        "action": {},
+        "cause": "it raised this itself",
+        "fix": "mend it",
+    }
+    assert said(tmp_path, running, incidents=(judged,), is_dead=True) == ["  why    it raised this itself", "  fix    mend it"]
     assert said(tmp_path, running, is_dead=False) == []
+    (tmp_path / "events.jsonl").write_text("")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-1.log").touch()
+    assert said(tmp_path, running, is_dead=True) == [f"  note   nobody watched its end: what its ranks have printed is in {tmp_path}/logs"]
+
+
+def test_a_launch_that_was_killed_tells_the_checkpoint_that_its_incident_names_and_one_that_only_lacks_its_name(tmp_path: Path) -> None:
+    running = {name: value for name, value in RECORD.items() if name not in ("exit_code", "end")}
+    newest = sealed(tmp_path, 14)
+    named = {
+        "severity": "critical",
+        "attempt": 0,
+        "action": {"checkpoint": {"path": str(newest), "committed": True}},
+        "cause": "c",
+        "fix": "f",
+    }
+    assert any(f"--resume {newest}" in line for line in said(tmp_path, running, incidents=(named,), is_dead=True))
+    unnamed = newest.rename(newest.with_name("partial.step-14"))
+    lines = said(tmp_path, running, incidents=(), is_dead=True)
+    assert any(f"--resume {unnamed}" in line for line in lines) and not any("never to be used" in line for line in lines)
+    (unnamed / "COMMITTED").unlink()
+    lines = said(tmp_path, running, incidents=(), is_dead=True)
+    assert any("never to be used" in line for line in lines) and not any("--resume" in line for line in lines)
 
 
 def test_one_that_the_record_names_is_told_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_watchdog.launch.job_end import end_of
 from torch_watchdog.launch.summary import left_by_ranks, left_unfinished, summarise
-from torch_watchdog.phrases import unjudged
+from torch_watchdog.phrases import as_typed, one_line, shortened, unjudged
 from torch_watchdog.store.checkpoints import newest_checkpoint, unfinished_checkpoints
 from torch_watchdog.store.read import read_events
 from torch_watchdog.store.run_directory import RunDirectory
@@ -36,28 +36,32 @@ def last_words(
     end = end_of(record, root, here=here, quarantine=quarantine, unfinished=unfinished)
     if end is None and not is_dead:
         return []
-    lines = summarise(incidents, end) if end is not None else _of_the_dead(read_events(root), incidents, unfinished, here)
+    lines = summarise(incidents, end) if end is not None else _of_the_dead(directory, incidents, unfinished, here)
     if end is not None and end.exit_code == 0 and not end.stopped_by_us:
         return lines  # it came to its own end: nobody is to go on from there
     left = newest_checkpoint(root / "checkpoints")
-    if left is None or PurePath(left["path"]).name in _named(incidents):
+    if left is None or (end is not None and PurePath(left["path"]).name in _named(incidents)):
         return lines
     return left_by_ranks(left, lines, record, root, here=here, quarantine=quarantine, restores=(root / TAKEN).exists())
 
 
-def _of_the_dead(
-    events: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]], unfinished: Sequence[str], here: str
-) -> list[str]:
-    """Of a launch that was killed before it could say a last word: ranks that had failed and were not judged by then."""
+def _of_the_dead(directory: RunDirectory, incidents: Sequence[Mapping[str, Any]], unfinished: Sequence[str], here: str) -> list[str]:
+    """Of a launch that was killed before it could say a last word: why and how to mend it, or ranks that had failed and were not judged by then."""
+    events = read_events(directory.root)
     attempt = max((int(event.get("attempt") or 0) for event in events), default=0)
-    is_judged = any(found.get("severity") == "critical" and found.get("attempt") == attempt for found in incidents)
+    judged = next((found for found in incidents if found.get("severity") == "critical" and found.get("attempt") == attempt), None)
+    note = [f"  note   {left_unfinished(unfinished, here)}"] if unfinished else []
+    if judged is not None:
+        told = (("why", judged.get("cause")), ("fix", judged.get("fix")))
+        return [*(f"  {label:<6} {one_line(shortened(str(text), here))}" for label, text in told if text), *note]
     failed: dict[Any, str] = {}
-    for event in () if is_judged else events:
+    for event in events:
         if event.get("attempt") == attempt and event.get("kind") == "rank.failed":
             failed[event.get("rank")] = f"rank {event.get('rank')}, step {event.get('step')}: {event.get('text')}"
         elif event.get("attempt") == attempt and event.get("kind") == "rank.exited" and (event.get("signal") or event.get("exit_code")):
             failed.setdefault(event.get("rank"), str(event.get("text")))
-    note = [f"  note   {left_unfinished(unfinished, here)}"] if unfinished else []
+    if not failed and any(directory.logs.glob("rank-*.log")):
+        note.insert(0, f"  note   nobody watched its end: what its ranks have printed is in {as_typed(str(directory.logs), here)}")
     return [*unjudged(list(failed.values())[:_MOST]), *note]
 
 

@@ -16,12 +16,14 @@ __all__ = ["newest_checkpoint", "unfinished_checkpoints"]
 
 _MANIFEST, _COMMITTED = "watchdog.json", "COMMITTED"
 _MAX_LOOKED_AT = 100
+_UNNAMED = "partial."
 
 
 def newest_checkpoint(folder: Path) -> Mapping[str, Any] | None:
-    """That with the most updates, as an incident names it; None where none is committed, whole and finite, or nothing can be read."""
+    """That with the most updates, as an incident names it; None where none is committed, whole and finite, or nothing can be read. One whose writer was killed
+    between its COMMITTED and its name is as good."""
     try:
-        paths = [path for path in folder.iterdir() if path.name.startswith("step-")][:_MAX_LOOKED_AT]
+        paths = [path for path in folder.iterdir() if path.name.startswith(("step-", f"{_UNNAMED}step-"))][:_MAX_LOOKED_AT]
     except OSError:
         return None
     found = [(path, manifest) for path in paths if (manifest := _committed(path)) is not None]
@@ -35,7 +37,7 @@ def newest_checkpoint(folder: Path) -> Mapping[str, Any] | None:
 def unfinished_checkpoints(folder: Path) -> tuple[str, ...]:
     """Of those that were being written when their writers were killed: whoever lives takes away what it could not finish. For a launch that has ended."""
     try:
-        return tuple(sorted(str(path) for path in folder.iterdir() if path.name.startswith("partial.")))
+        return tuple(sorted(str(path) for path in folder.iterdir() if path.name.startswith(_UNNAMED) and not _is_good(path)))
     except OSError:
         return ()
 
@@ -48,6 +50,11 @@ def _committed(path: Path) -> Mapping[str, Any] | None:
         return manifest if is_good and type(manifest["updates_applied"]) is int else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _is_good(path: Path) -> bool:
+    manifest = _committed(path)
+    return manifest is not None and _is_whole(path, manifest)
 
 
 def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
