@@ -34,7 +34,8 @@ class Loop:
         self._more_than_usual = 0  # in the windows before
         self._vetoed = self._is_batchless = self.is_new_at_gate = False  # this window
         self._first: int | None = None  # batches of the first window
-        self._usual: int | None = None  # the fewest batches of a later window
+        self._usual: int | None = None  # the fewest batches of a later window that was not the last of its pass
+        self._newest: int | None = None  # batches of the newest window, until it is known whether it was
         self.may_be_ahead = False  # the first window held more batches than the others, as far as they are known
         self.drained: int | None = None  # windows since the loader ended, in which a loop uses what it has fetched ahead
         self._trained_batches = self._backwards = self._backwards_of_batch = 0
@@ -81,15 +82,19 @@ class Loop:
         where its first window held no more than the others: a batch may have been left unused.
         """
         ahead = self._known(ahead)
-        if not self.may_be_ahead or self.fed_elsewhere or self._first is None or (ahead is None and self._usual is None):
+        usual = self._newest if self._usual is None else self._usual
+        if not self.may_be_ahead or self.fed_elsewhere or self._first is None or (ahead is None and usual is None):
             return 0
-        primed = self._first - (1 if self._usual is None else self._usual)
+        primed = self._first - (1 if usual is None else usual)
         most = max(0, primed if ahead is None else min(primed, ahead))
         return max(0, most - (self.drained or 0) * self.batches_a_window(most))
 
     def _known(self, ahead: int | None) -> int | None:
         """By how many batches the loop is ahead: as a trace has seen it, or else as its backwards tell."""
-        return self._behind if ahead is None and self._has_one_each else ahead
+        if ahead is not None or self._behind is None or not self._has_one_each:
+            return ahead
+        # One backward may be of several batches.
+        return self._behind if self._first is None or self._usual is None else min(self._behind, max(0, self._first - self._usual))
 
     @property
     def more_than_usual(self) -> int:
@@ -125,7 +130,9 @@ class Loop:
         self.micro_step += 1
         self.trained_on += not evaluation
         if not evaluation:
-            self.drained = None
+            if self._newest is not None and self.drained is None:
+                self._usual = self._newest if self._usual is None else min(self._usual, self._newest)
+            self.drained = self._newest = None
             self._trained_batches, self._backwards_of_batch = self._trained_batches + 1, 0
         return not evaluation and self.trained_on == 1
 
@@ -205,8 +212,8 @@ class Loop:
     def _count_batches(self) -> None:
         if self._first is None:
             self._first = self.trained_on
-        elif self.trained_on:
-            self._usual = self.trained_on if self._usual is None else min(self._usual, self.trained_on)
+        elif self.trained_on and self.drained is None:
+            self._newest = self.trained_on
         if self.trained_on and self._backwards and self.drained is None:
             behind = self._trained_batches - self._backwards
             self._behind = behind if self._behind is None else min(behind, self._behind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from torch_watchdog_agent.loop import Loop
 
 ADAM, SGD = 1, 2
@@ -305,3 +307,12 @@ def test_a_batch_in_hand_is_one_that_has_had_no_backward() -> None:
 def test_backwards_tell_nothing_where_a_batch_has_several() -> None:
     several = ["hhbb" + "hbb" * 4, "hbb" * 5]
     assert trained(Loop(), several) == [0, 1]  # by what the first window held beyond the others
+
+
+@pytest.mark.parametrize("micro_step", ["hbb", "h"])
+def test_the_last_step_of_a_pass_is_not_the_usual_one_where_backwards_tell_nothing_either(micro_step: str) -> None:
+    """Six micro-batches a step, of twenty in a pass: with two backwards each, or one for all of them."""
+    end = "" if "b" in micro_step else "b"
+    windows = [micro_step * 6 + end, micro_step * 6 + end, micro_step * 6 + end, micro_step * 2 + end]
+    again = ["e" + windows[0], *windows[1:]]
+    assert trained(Loop(), [*windows, *again, *again])[4:] == [0] * 8
