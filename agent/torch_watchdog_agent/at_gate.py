@@ -71,6 +71,8 @@ class AtGate:
     def go_on(self, number: int, *, applied: bool, vetoed: bool = False) -> bool:
         """The window is over. True the first time that this is said of it."""
         first = self._close_window(number, applied=applied, vetoed=vetoed)
+        if self._rank.preemption is not None:
+            self._rank.loop_end.stepped()
         if first and self._rank.holds.in_hand:
             self._rank.holds.window_closed(number)
         return first

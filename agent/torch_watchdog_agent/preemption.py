@@ -24,13 +24,16 @@ _UNHANDLED = {signal.SIGTERM: (signal.SIG_DFL,), signal.SIGUSR1: (signal.SIG_DFL
 
 
 class Preemption:
-    """`tell` brings the news of a signal to the daemon; False where nobody hears it. `progress` counts the batches that the loop was handed.
+    """`tell` brings the news of a signal to the daemon; False where nobody hears it. `progress` counts the batches that the loop was handed. `acts`: is called
+    before a signal comes into its own that the daemon had heard of.
 
     Everything but the wait runs on the main thread.
     """
 
-    def __init__(self, tell: Callable[[int], bool], *, grace_s: float, progress: Callable[[], int]) -> None:
-        self._tell, self._grace_s, self._progress = tell, grace_s, progress
+    def __init__(
+        self, tell: Callable[[int], bool], *, grace_s: float, progress: Callable[[], int], acts: Callable[[], object] = lambda: None
+    ) -> None:
+        self._tell, self._grace_s, self._progress, self._acts = tell, grace_s, progress, acts
         self._held_back: tuple[int, int] | None = None  # the signal, and the progress at which it came
         self._pid = os.getpid()
         self._told = self._is_due = False
@@ -71,6 +74,8 @@ class Preemption:
         if self._tell(number):
             while time.monotonic() < end_s:
                 time.sleep(_POLL_S)
+            with contextlib.suppress(Exception):
+                self._acts()
         self._is_due = True
         os.kill(self._pid, number)
 

@@ -27,6 +27,7 @@ from torch_watchdog_agent.hooks import tracks
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.lockstep import Lockstep, Mismatch, violation_of
 from torch_watchdog_agent.loop import Loop
+from torch_watchdog_agent.loop_end import LoopEnd
 from torch_watchdog_agent.neighbours import among_neighbours
 from torch_watchdog_agent.not_finite import NotFinite
 from torch_watchdog_agent.preemption import Preemption
@@ -37,16 +38,7 @@ from torch_watchdog_agent.saver import Saver
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_agent.unread import Unread
-from torch_watchdog_proto.messages import (
-    CannotPromise,
-    Finished,
-    Noticed,
-    Order,
-    Prepare,
-    RankMessage,
-    Signalled,
-    Violation,
-)
+from torch_watchdog_proto.messages import CannotPromise, Finished, Noticed, Order, Prepare, RankMessage, Signalled, Violation
 from torch_watchdog_proto.rescue_words import Look
 from torch_watchdog_proto.stop.participant import Act, Skip
 
@@ -117,10 +109,8 @@ class Rank:
         self._opened_by: tracks.Stand | None = None  # the pass whose batch has opened the window
         self.at_gate, self._not_finite = AtGate(self), NotFinite(self)
         self._loss_is_under_way = False
-        self.preemption = self._preempted()
-        self.resume = AskedResume(
-            config.resume, Path(config.run_dir), attempt=identity.attempt, speaks=identity.rank == 0, say=self.say
-        )  # fmt: skip
+        self.loop_end, self.preemption = LoopEnd(), self._preempted()
+        self.resume = AskedResume(config.resume, Path(config.run_dir), attempt=identity.attempt, speaks=identity.rank == 0, say=self.say)
 
     # Start and end
 
@@ -130,7 +120,7 @@ class Rank:
             return None
         preemption = Preemption(
             lambda number: not why_unknown() and self.tell(Signalled(rank=self.identity.rank, signal=number)),  # no stop can be promised
-            grace_s=grace_s, progress=lambda: self.loop.batches_seen,
+            grace_s=grace_s, progress=lambda: self.loop.batches_seen, acts=lambda: self.loop_end.is_over() and self._tell_end(),
         )  # fmt: skip
         preemption.install()
         return preemption
@@ -167,9 +157,12 @@ class Rank:
         self.write_contract()
         if self.scan is not None:
             self.scan.ended()
-        self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
+        self._tell_end()
         if self.preemption is not None and not self._leaving:
             self.preemption.at_end()
+
+    def _tell_end(self) -> bool:
+        return self.tell(Finished(rank=self.identity.rank, passed=self.gate.passed))
 
     def resumed(self, path: Path, *, updates_applied: int) -> None:
         """The training goes on from the checkpoint at `path`: what was left out before stays out."""

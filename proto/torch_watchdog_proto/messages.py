@@ -163,7 +163,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The rank's interpreter ends by itself: no gate will follow."""
+    """No gate will follow: the rank's interpreter ends by itself, or a signal ends it behind its training."""
 
     rank: int
     passed: int

@@ -136,3 +136,15 @@ def test_a_trainer_without_one_is_saved_by_us_where_it_finds_it(tmp_path: Path) 
     (incident,) = run.incidents
     place = Path(incident["action"]["checkpoint"]["path"])
     assert place.parent == tmp_path / "trained" and (place / "COMMITTED").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_whose_grace_runs_out_behind_the_training_advises_no_other_training(ranks: int, tmp_path: Path) -> None:
+    """The script still saves, say, and is not done in time."""
+    command = script("slow_end.py", tmp_path)
+    process = start(tmp_path, [*watchdog("--signal-grace", "1"), *(torchrun(*command) if ranks > 1 else [sys.executable, *command])])
+    until(lambda: len(list(tmp_path.glob("trained-*"))) == ranks or process.poll() is not None, "all have trained")
+    process.send_signal(signal.SIGTERM)
+    run = ended(process, tmp_path)
+    assert run.code in (1, -15) and "after its training was over" in run.err, run.err
+    assert "  again " not in run.err and "  resume " not in run.err

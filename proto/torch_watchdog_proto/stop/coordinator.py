@@ -33,6 +33,7 @@ from torch_watchdog_proto.messages import (
 from torch_watchdog_proto.stop.events import (
     NO_CHECKPOINT,
     NO_MORE_SKIPS,
+    TRAINING_ENDED,
     CancelRequested,
     Effect,
     Event,
@@ -280,7 +281,7 @@ class Coordinator:
             case FromRank(message=Hold()):
                 return "a bad batch came first"
             case FromRank():
-                return "the training ended before it could be carried out"
+                return TRAINING_ENDED
         order = self._under_way()
         heard = {"preparing": order.passed.keys(), "leaving": order.left}.get(order.state, order.saved.keys())
         return f"no word from {ranks_in_words(self._ranks.world - heard)} in time ({order.state})"

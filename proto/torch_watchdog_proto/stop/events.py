@@ -9,6 +9,7 @@ from torch_watchdog_proto.messages import Order, RankMessage, Violation
 
 __all__ = [
     "NO_CHECKPOINT",
+    "TRAINING_ENDED",
     "NO_MORE_SKIPS",
     "CancelRequested",
     "CheckpointFact",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 OrderKind: TypeAlias = Literal["batch", "order.stop", "order.checkpoint", "order.preemption", "loss.not_finite"]
+TRAINING_ENDED = "the training ended before it could be carried out"  # a reason of an order that was given up
 NO_CHECKPOINT = "; no checkpoint: "  # in an order's reason, before why
 NO_MORE_SKIPS = "; no more skips: "  # the same, of policy skip that stops
 

@@ -237,7 +237,7 @@ def test_a_training_that_had_ended_before_a_signal_ended_its_ranks_is_told_as_th
     run.wait(5)
     (incident,) = run.incidents
     is_over = done == (0, 1)
-    assert incident["summary"].endswith("ended by SIGTERM from outside" + ", after its script was over" * is_over)
+    assert incident["summary"].endswith("ended by SIGTERM from outside" + ", after its training was over" * is_over)
     assert ("the training had come to its own end by then" in incident["cause"], "no need to launch it again" in incident["fix"]) == (
         is_over,
         is_over,

@@ -472,11 +472,11 @@ def test_what_had_ended_before_a_signal_came_is_not_advised_to_be_launched_again
     died["action"] = INCIDENT["action"] | {"prevented": False, "policy": "rescue", "exit_code": None, "checkpoint": None}
     end = replace(END, exit_code=1, stopped_by_us=False)
     assert any(line.startswith("  again ") for line in summarise([died], end))
-    over = died | {"summary": f"{died['summary']}, after its script was over"}
+    over = died | {"summary": f"{died['summary']}, after its training was over"}
     for how in (end, replace(end, resumed="/home/a/watchdog_runs/first/checkpoints/step-11")):
         lines = summarise([over], how)
         assert not any(line.startswith(("  again ", "  resume ")) for line in lines)
-        assert lines[0] == "job train-1 was ended from outside, after its script was over: rank.died (exit code 1)"
+        assert lines[0] == "job train-1 was ended from outside, after its training was over: rank.died (exit code 1)"
 
 
 def test_a_launch_that_somebody_interrupted_is_not_said_to_have_failed() -> None:
@@ -631,6 +631,19 @@ def test_a_training_that_ended_of_the_signal_before_it_could_be_stopped_cleanly_
     assert lines[1:3] == [f"  what   {what}", "  saved  no checkpoint was written"]
     lines = summarise([asked_for(5), late], replace(END, exit_code=143, stopped_by_us=False, signalled="SIGTERM"))
     assert [line.partition("(")[0] for line in lines if line.startswith("  saved")] == ["  saved  r/checkpoints/step-5 "]
+
+
+def test_a_training_that_was_over_when_the_signal_ended_it_is_not_advised_to_be_done_again() -> None:
+    """Of a launch that had itself gone on from a checkpoint, too."""
+    what = "a checkpoint and a stop before the machine is taken away: SIGTERM from outside; given up: the training ended before it could be carried out"
+    action = INCIDENT["action"] | {"checkpoint": None, "exit_code": None, "prevented": False}
+    late = INCIDENT | {"kind": "order.preemption", "severity": "info", "summary": what, "batch": None, "action": action}
+    end = replace(END, exit_code=143, stopped_by_us=False, signalled="SIGTERM", resumed="/home/a/watchdog_runs/first/checkpoints/step-11")
+    lines = summarise([late], end)
+    assert lines[0] == "job train-1 was ended by SIGTERM from outside, after its training was over: order.preemption (exit code 143)"
+    assert not any(line.startswith(("  again ", "  resume ")) for line in lines)
+    unheard = summarise([late | {"summary": what.replace("the training ended", "rank 0 was gone")}], end)
+    assert any(line.startswith("  resume ") for line in unheard)
 
 
 def test_a_failure_of_which_nothing_was_saved_tells_what_somebody_had_asked_for_before() -> None:

@@ -30,6 +30,7 @@ from torch_watchdog.phrases import (
     without_good,
 )
 from torch_watchdog.rules.death import AFTER_ITS_END
+from torch_watchdog_proto.stop.events import TRAINING_ENDED
 
 __all__ = [
     "goes_on_from",
@@ -236,14 +237,14 @@ def _headline(incident: Incident, end: JobEnd, found: Sequence[Incident]) -> str
     if end.stopped_by_us:
         what = _how_we_stopped(action, end)
     elif _came_too_late(incident, end):
-        what = f"was {ended_by(end.signalled)}"
+        what = f"was {ended_by(end.signalled)}{AFTER_ITS_END * _was_over(incident)}"
     elif was_left_out(incident):
         steps = len({(one.get("attempt"), one.get("step")) for one in found if was_left_out(one)})
         what = "went on without the bad batch" if steps == 1 else f"went on without the bad batches of {steps} steps, first"
     elif action.get("policy") == "observe":
         what = "failed (it was observed, nothing was changed)" if end.exit_code else "observed, nothing was changed"
     elif incident.get("kind") == "rank.died" and incident.get("severity") == "warning":
-        what = f"was ended from outside{AFTER_ITS_END if _was_over(incident) else ''}"
+        what = f"was ended from outside{AFTER_ITS_END * _was_over(incident)}"
     elif incident.get("severity") == "warning":
         what = "failed, after a warning" if end.exit_code else "ended with a warning"
     elif has_diverged(incident) and not end.exit_code:
@@ -269,7 +270,8 @@ def _came_too_late(incident: Incident, end: JobEnd) -> bool:
 
 def _was_over(incident: Incident) -> bool:
     """A signal ended what had trained all that it was to train: to launch it again would train anew."""
-    return incident.get("kind") == "rank.died" and str(incident.get("summary", "")).endswith(AFTER_ITS_END)
+    words = str(incident.get("summary", ""))
+    return words.endswith(TRAINING_ENDED) if is_order(incident) else incident.get("kind") == "rank.died" and words.endswith(AFTER_ITS_END)
 
 
 def _how_we_stopped(action: Mapping[str, Any], end: JobEnd) -> str:

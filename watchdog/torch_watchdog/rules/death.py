@@ -25,11 +25,14 @@ NOTHING_KNOWN = Catalogue()
 PATIENCE_S = 3.0  # from the first failure on, for those whose cause is nearer to the root
 
 LETS_GO_ON = "; until it is ended, `kill -CONT` lets such a process go on"
-AFTER_ITS_END = ", after its script was over"  # what a SIGTERM ended had trained all that it was to train
+AFTER_ITS_END = ", after its training was over"  # what a SIGTERM ended had trained all that it was to train
 THEIRS_FOLLOW = "; what any other rank raises follows from this one"
 _HAD_ENDED = "; the training had come to its own end by then"
 _WHO_STOPPED_IT = "look at who stopped the job, and why"
-_MODEL_IS_SAVED = "look whether what the script does at its end was done (its model saved, say): there is nothing left to train, and no need to launch it again"
+_MODEL_IS_SAVED = (
+    "look whether what the script does behind its training was done (its model saved, say): its loop has nothing left to train, and there is no need to "
+    "launch it again"
+)
 _PEERS_TOO = "; and look at the other ranks: one may have gone without a word, or have become another program (os.exec)"
 _MOST_BESIDES, _LONG_ERROR = 2, 200
 _HIGHEST_STATUS = 255
