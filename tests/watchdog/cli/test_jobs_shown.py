@@ -91,7 +91,8 @@ def test_a_job_whose_launch_was_killed_is_not_called_running(runs: Runs) -> None
     file = runs.add_job("killed", exit_code=None).job_file
     write_json(file, json.loads(file.read_text()) | {"host": socket.gethostname()})
     for command in ("status", "timeline"):
-        assert "the launch was killed" in runs(command, "killed").stdout
+        assert "ended without a word: the launch was killed" in runs(command, "killed").stdout
+    assert "  ended without a word  " in runs("jobs").stdout
     runs("report", "killed")
     assert "the launch was killed" in (runs.folder / "watchdog_runs" / "killed" / "report.html").read_text()
 

@@ -88,7 +88,7 @@ def test_a_launch_that_was_killed_alone_is_not_shown_as_ended(tmp_path: Path) ->
         rank.communicate(b"\n")
         assert fleet.get("api/v1/jobs").json()["jobs"][0]["state"] == "ended"
         page = fleet.get("jobs/alone").text
-        assert "ended without a word" in page and "It ended before" in page
+        assert "ended without a word" in page and "It ended before" in page and "<td>ended without a word" in fleet.get("").text
 
 
 LONG = "x" * 300  # no folder can be called that

@@ -63,7 +63,9 @@ class UnansweredStatus(JobStatus):
 
 
 def state_told(job: JobStatus) -> str:
-    """In a list of jobs."""
+    """In a list of jobs: in the words that `status` and the pages begin with, of a launch that has told no exit code."""
+    if job.state == "ended" and job.exit_code is None:
+        return ENDED_WITHOUT_A_WORD.partition(":")[0]
     return f"{job.state}, unwatched" if isinstance(job, UnansweredStatus) and job.unwatched else job.state
 
 

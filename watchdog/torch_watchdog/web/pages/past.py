@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torch_watchdog.launch.record import resumed_from
-from torch_watchdog.phrases import steps_told
+from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD, steps_told
 from torch_watchdog.report.last_words import last_words
 from torch_watchdog.report.story import clock
 from torch_watchdog.scan.tell import COLUMNS, row
@@ -31,7 +31,7 @@ async def page(request: Request, job: PastJob) -> Response:
     )
     left, code = job.left, job.status.exit_code
     facts: dict[str, Any] = {
-        "state": left.advice if left is not None else "ended" if code is None else f"ended, exit code {code}",
+        "state": left.advice if left is not None else ENDED_WITHOUT_A_WORD if code is None else f"ended, exit code {code}",
         "how": job.record.get("exit_reason"), "began": clock(job.record.get("started")), "ended": clock(job.record.get("ended")),
         "resumed from": resumed_from(job.record),
         "ranks": job.status.world_size, "trained": steps, "policy": job.status.policy, "attempt": job.status.attempt or None,
