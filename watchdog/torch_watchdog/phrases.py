@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from torch_watchdog.job.incident import number
+from torch_watchdog.rules.named import named as ranks_named
 from torch_watchdog_proto.names import spoken
 from torch_watchdog_proto.sentences import count
 
@@ -176,11 +177,16 @@ def ended_by(signalled: str) -> str:
     return "interrupted (SIGINT, as by Ctrl-C)" if signalled == "SIGINT" else f"ended by {signalled} from outside"
 
 
-def goes_on_unwatched(pids: Sequence[int], *, are_ranks: bool) -> str:
-    """Of a launch that was killed alone: a second one must not be started beside what it has left."""
+def goes_on_unwatched(pids: Sequence[int], *, are_ranks: bool, failed: Sequence[int] = ()) -> str:
+    """Of a launch that was killed alone: a second one must not be started beside what it has left. `failed`: ranks that had, so that none trains on."""
     what = count(len(pids), "rank") if are_ranks else "1 process" if len(pids) == 1 else f"{len(pids)} processes"
     named = f"pid{'' if len(pids) == 1 else 's'} {', '.join(map(str, pids[:8]))}{', ...' if len(pids) > 8 else ''}"
-    return f"goes on unwatched: the launch was killed, {what} of it {'lives' if len(pids) == 1 else 'live'} on ({named})"
+    how = (
+        f"is ending unwatched: the launch was killed after {ranks_named(failed)} had failed"
+        if failed
+        else "goes on unwatched: the launch was killed"
+    )
+    return f"{how}, {what} of it {'lives' if len(pids) == 1 else 'live'} on ({named})"
 
 
 def goes_on_elsewhere(host: str, user: str) -> str:

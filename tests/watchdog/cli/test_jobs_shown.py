@@ -135,6 +135,10 @@ input()"""
         assert rank.stdout is not None and rank.stdout.readline() == "up\n"
         shown = runs("status", "early").stdout
         assert re.search(r"\n1 +\S+ +train +yes\n", shown) and "no rank has reported" not in shown
+        failed = {"time": "2026-01-31T00:00:00+00:00", "order": 1, "attempt": 0, "kind": "rank.failed", "rank": 1, "step": 0, "text": "no"}
+        RunDirectory(file.parent).events_file.write_text(json.dumps(failed) + "\n")
+        shown = runs("status", "early").stdout  # it is still on its way out
+        assert re.search(r"\n1 +\S+ +end +yes\n", shown) and "is ending unwatched: the launch was killed after rank 1 had failed" in shown
         rank.communicate("\n")
     assert "no rank has reported\n" in runs("status", "early").stdout
 

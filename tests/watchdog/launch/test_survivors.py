@@ -55,6 +55,18 @@ def test_what_ends_it_is_told_without_what_ends_with_its_ranks_and_no_file_is_to
     assert survivors({**RECORD, "host": "node-z"}, tmp_path).to_end == ()
 
 
+def test_what_is_left_behind_a_failure_is_ending_and_does_not_go_on(tmp_path: Path) -> None:
+    process(tmp_path, 12, ring="1-0-12.ring")
+    process(tmp_path, 13, ring="1-1-13.ring")
+    raised = {"kind": "rank.failed", "attempt": 1, "rank": 1, "step": 7, "text": "RuntimeError: mine"}
+    for event in (raised, raised | {"kind": "rank.exited", "signal": 9}):
+        found = survivors(RECORD, tmp_path, events=[event])
+        assert (found.state, found.failed, found.to_end) == ("running", (1,), (12, 13))
+        assert found.words == "is ending unwatched: the launch was killed after rank 1 had failed, 2 ranks of it live on (pids 12, 13)"
+    for other in (raised | {"attempt": 0}, raised | {"kind": "rank.exited", "exit_code": 0}):
+        assert survivors(RECORD, tmp_path, events=[other]).words.startswith("goes on unwatched")
+
+
 def test_only_the_newest_attempts_ranks_are_named(tmp_path: Path) -> None:
     process(tmp_path, 12, ring="0-0-12.ring")
     process(tmp_path, 13, ring="1-0-13.ring")

@@ -85,6 +85,10 @@ def test_a_launch_that_was_killed_alone_is_not_shown_as_ended(tmp_path: Path) ->
         with DaemonClient(fleet.socket) as client:
             assert client.jobs()[0].state == client.job("alone").state == "running"
             assert client.request("alone", "order.stop", by="me") == OrderAnswer(accepted=False, text=f"it {told}")
+        with (tmp_path / "runs" / "alone" / "events.jsonl").open("a") as events:
+            events.write(json.dumps({"kind": "rank.failed", "rank": 0, "attempt": 0, "time": "2026-01-31T00:00:01+00:00"}) + "\n")
+        os.utime(tmp_path / "runs" / "alone" / "events.jsonl", (0, 0))
+        assert "is ending unwatched: the launch was killed after rank 0 had failed" in fleet.get("jobs/alone").text
         rank.communicate(b"\n")
         assert fleet.get("api/v1/jobs").json()["jobs"][0]["state"] == "ended"
         page = fleet.get("jobs/alone").text

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch_watchdog.launch.survivors import UnansweredStatus, survivors
 from torch_watchdog.report.steps import RankTrack
-from torch_watchdog.store.read import epoch_s
-from torch_watchdog_proto.envelopes import JobStatus, RankStatus
+from torch_watchdog.store.read import epoch_s, read_events
+from torch_watchdog_proto.envelopes import JobStatus, RankStatus, ShownPhase
 
 __all__ = ["status_on_disk"]
 
@@ -20,9 +20,10 @@ __all__ = ["status_on_disk"]
 def status_on_disk(root: Path, record: Mapping[str, Any], found: Sequence[RankTrack], *, num_incidents: int) -> JobStatus:
     """A job that nobody answers for has ended, unless something of it is seen to live on, or cannot be seen from here."""
     newest = max((track.attempt for track in found), default=int((record.get("end") or {}).get("attempt") or 0))
-    left = survivors(record) if record.get("exit_code") is None else None
+    left = survivors(record, events=read_events(root)) if record.get("exit_code") is None else None
+    phase: ShownPhase = "end" if left is not None and left.failed else "train"
     pids = left.ranks if left is not None else {}
-    reported = tuple(_rank_status(track, record, pids.get(track.rank)) for track in found if track.attempt == newest)
+    reported = tuple(_rank_status(track, record, pids.get(track.rank), phase) for track in found if track.attempt == newest)
     known: dict[str, Any] = {
         "job": root.name,
         "policy": record.get("policy", "stop"),
@@ -34,24 +35,27 @@ def status_on_disk(root: Path, record: Mapping[str, Any], found: Sequence[RankTr
         "incidents": num_incidents,
         "lost_records": sum(track.lost_records for track in found),
         "exit_code": record.get("exit_code"),
-        "ranks": (*reported, *(_silent_rank(rank, record, pids[rank]) for rank in sorted(pids.keys() - {one.rank for one in reported}))),
+        "ranks": (
+            *reported,
+            *(_silent_rank(rank, record, pids[rank], phase) for rank in sorted(pids.keys() - {one.rank for one in reported})),
+        ),
     }
     return JobStatus(state="ended", **known) if left is None else UnansweredStatus.of(left, **known)
 
 
-def _silent_rank(rank: int, record: Mapping[str, Any], pid: int) -> RankStatus:
+def _silent_rank(rank: int, record: Mapping[str, Any], pid: int, phase: ShownPhase) -> RankStatus:
     """One that lives, and whose launch was killed before its first report."""
-    return RankStatus(rank=rank, node=str(record.get("host", "")), pid=pid, phase="train", alive=True)
+    return RankStatus(rank=rank, node=str(record.get("host", "")), pid=pid, phase=phase, alive=True)
 
 
-def _rank_status(track: RankTrack, record: Mapping[str, Any], pid: int | None) -> RankStatus:
-    """`pid`: its process lives, and trains on unwatched."""
+def _rank_status(track: RankTrack, record: Mapping[str, Any], pid: int | None, phase: ShownPhase) -> RankStatus:
+    """`pid`: its process lives, unwatched and in that phase."""
     steps = track.steps
     return RankStatus(
         rank=track.rank,
         node=str(record.get("host", "")),
         pid=pid or 0,
-        phase="end" if pid is None else "train",
+        phase="end" if pid is None else phase,
         alive=pid is not None,
         last_step=steps[-1] if steps else None,
         loss=track.loss[max(track.loss)] if track.loss else None,

@@ -123,7 +123,8 @@ class DiskJob:
 
     def _left(self, record: Mapping[str, Any]) -> Survivors | None:
         """Of a launch that has written no end, and that nobody answers for."""
-        return survivors(record) if record.get("exit_code") is None and self._live_status() is None else None
+        is_silent = record.get("exit_code") is None and self._live_status() is None
+        return survivors(record, events=read_events(self.directory.root)) if is_silent else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD, LIVES_AND_IS_SILENT, go
 from torch_watchdog.user import user_name
 from torch_watchdog_proto.envelopes import JobStatus
 
-__all__ = ["Survivors", "UnansweredStatus", "state_told", "survivors"]
+__all__ = ["Survivors", "UnansweredStatus", "failed_ranks", "state_told", "survivors"]
 
 _KEEPER = "torch-watchdog"
 
@@ -29,13 +29,15 @@ _KEEPER = "torch-watchdog"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors:
     """`ranks`: the newest attempt's that live, and their pids. `words`: what is known of its end. `to_end`: whom a signal would have to reach to end it, of
-    a launch that goes on unwatched: its launcher and its ranks, whose own children end with them.
+    a launch that goes on unwatched: its launcher and its ranks, whose own children end with them. `failed`: ranks that had by then; the others are being
+    saved, and train no more either.
     """
 
     state: Literal["running", "ended", "unknown"]
     words: str
     ranks: Mapping[int, int] = field(default_factory=dict)
     to_end: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -69,8 +71,8 @@ def state_told(job: JobStatus) -> str:
     return f"{job.state}, unwatched" if isinstance(job, UnansweredStatus) and job.unwatched else job.state
 
 
-def survivors(record: Mapping[str, Any], proc: Path = Path("/proc")) -> Survivors:
-    """Of a launch whose `record`, its job.json, tells no end, and whose daemon does not answer."""
+def survivors(record: Mapping[str, Any], proc: Path = Path("/proc"), *, events: Sequence[Mapping[str, Any]] = ()) -> Survivors:
+    """Of a launch whose `record`, its job.json, tells no end, and whose daemon does not answer. `events`: what it had noted by then."""
     session = str(record.get("session") or "")
     if not re.fullmatch(r"[0-9a-f]+", session):
         return Survivors(state="ended", words=ENDED_WITHOUT_A_WORD)
@@ -86,8 +88,26 @@ def survivors(record: Mapping[str, Any], proc: Path = Path("/proc")) -> Survivor
     living = tuple(ranks.values()) or tuple(pids)
     if not living:
         return Survivors(state="ended", words=ENDED_WITHOUT_A_WORD)
-    words, to_end = goes_on_unwatched(living, are_ranks=bool(ranks)), tuple(pid for pid in pids if not _is_below(pid, ranks.values(), proc))
-    return Survivors(state="running", words=words, ranks=ranks, to_end=to_end)
+    failed = sorted(failed_ranks(events, attempt=newest if rings else None))
+    words = goes_on_unwatched(living, are_ranks=bool(ranks), failed=failed)
+    to_end = tuple(pid for pid in pids if not _is_below(pid, ranks.values(), proc))
+    return Survivors(state="running", words=words, ranks=ranks, to_end=to_end, failed=tuple(failed))
+
+
+def failed_ranks(events: Sequence[Mapping[str, Any]], *, attempt: int | None = None) -> dict[int, str]:
+    """Of that attempt, else the newest: by their own word, or as their ends were seen; and what of."""
+    if attempt is None:
+        attempt = max((int(event.get("attempt") or 0) for event in events), default=0)
+    failed: dict[int, str] = {}
+    for event in events:
+        kind, rank = event.get("kind"), event.get("rank")
+        if event.get("attempt") != attempt or not isinstance(rank, int):
+            continue
+        if kind == "rank.failed":
+            failed[rank] = f"rank {rank}, step {event.get('step')}: {event.get('text')}"
+        elif kind == "rank.exited" and (event.get("signal") or event.get("exit_code")):
+            failed.setdefault(rank, str(event.get("text")))
+    return failed
 
 
 def _of_session(session: str, proc: Path) -> Iterator[int]:

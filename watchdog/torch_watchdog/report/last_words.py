@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_watchdog.launch.job_end import end_of
 from torch_watchdog.launch.summary import left_by_ranks, left_unfinished, summarise
+from torch_watchdog.launch.survivors import failed_ranks
 from torch_watchdog.phrases import as_typed, one_line, shortened, unjudged
 from torch_watchdog.store.checkpoints import newest_checkpoint, unfinished_checkpoints
 from torch_watchdog.store.read import read_events
@@ -54,12 +55,7 @@ def _of_the_dead(directory: RunDirectory, incidents: Sequence[Mapping[str, Any]]
     if judged is not None:
         told = (("why", judged.get("cause")), ("fix", judged.get("fix")))
         return [*(f"  {label:<6} {one_line(shortened(str(text), here))}" for label, text in told if text), *note]
-    failed: dict[Any, str] = {}
-    for event in events:
-        if event.get("attempt") == attempt and event.get("kind") == "rank.failed":
-            failed[event.get("rank")] = f"rank {event.get('rank')}, step {event.get('step')}: {event.get('text')}"
-        elif event.get("attempt") == attempt and event.get("kind") == "rank.exited" and (event.get("signal") or event.get("exit_code")):
-            failed.setdefault(event.get("rank"), str(event.get("text")))
+    failed = failed_ranks(events, attempt=attempt)
     if not failed and any(directory.logs.glob("rank-*.log")):
         note.insert(0, f"  note   nobody watched its end: what its ranks have printed is in {as_typed(str(directory.logs), here)}")
     return [*unjudged(list(failed.values())[:_MOST]), *note]

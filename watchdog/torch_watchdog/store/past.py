@@ -65,7 +65,7 @@ def past_job(runs_dir: Path, name: str, *, now_s: float) -> PastJob | None:
     job = _ended_if_read(root, now_s)
     if job is None:
         return None
-    ranks = _ranks(root, next(iter(job.status.nodes), ""), living=job.left.ranks if job.left is not None else ())
+    ranks = _ranks(root, next(iter(job.status.nodes), ""), job.left)
     return replace(job, status=replace(job.status, ranks=ranks))
 
 
@@ -132,7 +132,7 @@ def _ended(root: Path, now_s: float) -> PastJob | None:
     if not record.get("ended") and not left and now_s - changed_s < _AT_REST_S:
         return None
     incidents, bad = incidents_told(root, read_incidents(root)), read_results(root).bad if is_scan(root) else None
-    silent = survivors(record) if record and record.get("exit_code") is None and not left else None
+    silent = survivors(record, events=events) if record and record.get("exit_code") is None and not left else None
     status = status_of(root, record, events, incidents, silent)
     if bad is not None:
         status = replace(status, incidents=len(bad))  # as `watchdog jobs` counts them
@@ -172,13 +172,16 @@ def exit_code_of(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]],
     return next((code for code in (record.get("exit_code"), *ours, *nodes) if isinstance(code, int)), None)
 
 
-def _ranks(root: Path, node: str, *, living: Collection[int]) -> tuple[RankStatus, ...]:
+def _ranks(root: Path, node: str, left: Survivors | None) -> tuple[RankStatus, ...]:
     blocks = read_newest_blocks(root, None)
     newest = max((block.attempt for block in blocks), default=0)
     states: dict[int, RankState] = {}
     for block in blocks:
         if block.attempt == newest:
             states.setdefault(block.rank, RankState(rank=block.rank, node=node, pid=block.pid)).record(block, 0.0)
-    for rank in states.keys() - set(living):
-        states[rank].gone()
+    for rank, state in states.items():
+        if left is None or rank not in left.ranks:
+            state.gone()
+        elif left.failed:
+            state.phase = "end"
     return tuple(states[rank].status() for rank in sorted(states))
