@@ -16,7 +16,7 @@ from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 from torch_watchdog_agent.checkpoint.foreign import Writer
 from torch_watchdog_agent.checkpoint.part import Moment, RankPart, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers, RollCall, all_come, peers_of
-from torch_watchdog_agent.checkpoint.places import beside
+from torch_watchdog_agent.checkpoint.places import beside, note_elsewhere
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.refusals import by_trying, is_named
 from torch_watchdog_agent.checkpoint.rng import RngState
@@ -87,6 +87,8 @@ def save_as_chosen(path: Path, subjects: Subjects, peers: Peers, moment: Moment)
 
     writer = _agreed(path, subjects, peers, moment)
     if writer is not None:
+        if peers.first:
+            note_elsewhere(writer.path, path)
         try:
             return without_trace(writer.path, peers, lambda: foreign.write(writer, subjects, peers, moment))
         except CheckpointError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -140,6 +141,25 @@ def test_what_another_launch_has_left_of_this_step_steps_aside_and_is_kept(tmp_p
     trained(tmp_path, {2: lambda trainer: committed_here(Path("unused"), subjects_of(trainer.optimizer))}, save_strategy="no")
     assert names(tmp_path) == ["checkpoint-2", "replaced.checkpoint-2"]
     verify(tmp_path / "checkpoint-2")
+
+
+def test_where_a_trainer_saves_is_noted_in_the_run_directory_before_it_does(tmp_path: Path) -> None:
+    """Who is killed over it leaves what nobody would find."""
+    run, noted = tmp_path / "run", list[str]()
+    run.mkdir()
+
+    def save(trainer: Any) -> None:
+        rng_state = trainer._save_rng_state
+
+        def seen(*args: Any) -> None:
+            noted.append((run / "saved-elsewhere.jsonl").read_text())
+            rng_state(*args)
+
+        trainer._save_rng_state = seen
+        save_at(run / "checkpoints" / "step-2", subjects_of(trainer.optimizer), **MOMENT, say=lambda _: None)
+
+    trained(tmp_path / "out", {2: save}, save_strategy="no")
+    assert list(map(json.loads, noted)) == [str(tmp_path / "out" / "checkpoint-2")] and not (run / "checkpoints").exists()
 
 
 def test_a_trainer_that_cannot_save_leaves_nothing_and_ours_is_written_instead(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torch_watchdog.report.last_words import last_words
+from torch_watchdog.store.checkpoints import unfinished_checkpoints
 from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog_agent.checkpoint.places import note_elsewhere
 
 RECORD = {
     "command": ["torchrun", "train.py"],
@@ -159,3 +162,23 @@ def test_a_checkpoint_that_nobody_was_left_to_finish_is_told_as_what_it_is_until
     assert said(tmp_path, running) == [] and said(tmp_path, running, is_dead=True) == [note]
     (tmp_path / "checkpoints" / "partial.step-7").rmdir()
     assert "partial.step-5: a checkpoint whose writer was killed" in said(tmp_path)[-1] and said(tmp_path)[-1].endswith(": delete it")
+
+
+def test_one_in_a_frameworks_own_folder_is_told_as_well(tmp_path: Path) -> None:
+    """Once nobody is at it, for a later launch may write there; the end of the launch itself tells it at once."""
+    running = {name: value for name, value in RECORD.items() if name not in ("exit_code", "end")}
+    run_dir, left = tmp_path / "job", tmp_path / "out" / "partial.checkpoint-7"
+    left.mkdir(parents=True)
+    run_dir.mkdir()
+    for _ in range(2):
+        note_elsewhere(tmp_path / "out" / "checkpoint-7", run_dir / "checkpoints" / "step-7")
+    assert unfinished_checkpoints(run_dir / "checkpoints") == (str(left),)
+    assert said(run_dir, running, is_dead=True) == []
+    os.utime(left, (0, 0))
+    (note,) = said(run_dir, running, is_dead=True)
+    assert note.startswith(f"  note   {left}: a checkpoint whose writer was killed, not finished and never to be used")
+    sealed(run_dir, 7).rename(left.with_name("checkpoint-7"))
+    assert not any("--resume" in line for line in said(run_dir, running, is_dead=True))  # of another job
+    sealed(run_dir, 7, job="job").rename(left.with_name("checkpoint-8"))
+    note_elsewhere(tmp_path / "out" / "checkpoint-8", run_dir / "checkpoints" / "step-8")
+    assert any(f"--resume {left.with_name('checkpoint-8')}" in line for line in said(run_dir, running, is_dead=True))

@@ -6,6 +6,7 @@ ranks have sealed when nobody was left to write it into the record, and for thos
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -33,7 +34,7 @@ def last_words(
     if record.get("policy") == "scan":  # as scan/record.py tells it: what the launch beneath it has to say is not what the scan found
         return [] if record.get("exit_code") is None else [str(record["exit_reason"])]
     root, quarantine = directory.root, str(directory.quarantine_file) if directory.quarantine_file.exists() else None
-    unfinished = unfinished_checkpoints(root / "checkpoints")
+    unfinished = unfinished_checkpoints(root / "checkpoints", now_s=time.time())
     end = end_of(record, root, here=here, quarantine=quarantine, unfinished=unfinished)
     if end is None and not is_dead:
         return []

@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch_watchdog_agent.checkpoint.places import ELSEWHERE
 
 __all__ = ["newest_checkpoint", "unfinished_checkpoints"]
 
 _MANIFEST, _COMMITTED = "watchdog.json", "COMMITTED"
 _MAX_LOOKED_AT = 100
 _UNNAMED = "partial."
+_AT_REST_S = 120.0
 
 
 def newest_checkpoint(folder: Path) -> Mapping[str, Any] | None:
     """That with the most updates, as an incident names it; None where none is committed, whole and finite, or nothing can be read. One whose writer was killed
-    between its COMMITTED and its name is as good."""
-    try:
-        paths = [path for path in folder.iterdir() if path.name.startswith(("step-", f"{_UNNAMED}step-"))][:_MAX_LOOKED_AT]
-    except OSError:
-        return None
-    found = [(path, manifest) for path in paths if (manifest := _committed(path)) is not None]
+    between its COMMITTED and its name is as good. Also of those that a framework has a place of its own for."""
+    found = [
+        (path, manifest)
+        for path in _ours(folder, ("step-", f"{_UNNAMED}step-"))[:_MAX_LOOKED_AT]
+        if (manifest := _committed(path)) is not None
+    ]
+    for path in _elsewhere(folder):
+        both = ((place, _committed(place)) for place in (path, path.with_name(f"{_UNNAMED}{path.name}")))
+        found += [(place, manifest) for place, manifest in both if manifest is not None and manifest.get("job") == folder.parent.name]
     for path, manifest in sorted(found, key=lambda one: one[1]["updates_applied"], reverse=True):
         if _is_whole(path, manifest):
             updates, form = manifest["updates_applied"], str(manifest.get("format", ""))
@@ -34,12 +41,38 @@ def newest_checkpoint(folder: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def unfinished_checkpoints(folder: Path) -> tuple[str, ...]:
-    """Of those that were being written when their writers were killed: whoever lives takes away what it could not finish. For a launch that has ended."""
+def unfinished_checkpoints(folder: Path, *, now_s: float | None = None) -> tuple[str, ...]:
+    """Of those that were being written when their writers were killed: whoever lives takes away what it could not finish. For a launch that has ended.
+
+    `now_s`: it may have ended long ago, so that a later one may be writing into a framework's place: what was touched lately there is not told.
+    """
+    elsewhere = [path.with_name(f"{_UNNAMED}{path.name}") for path in _elsewhere(folder)]
+    at_rest = [path for path in elsewhere if path.is_dir() and (now_s is None or now_s - _touched_s(path) > _AT_REST_S)]
+    return tuple(sorted(str(path) for path in (*_ours(folder, (_UNNAMED,)), *at_rest) if not _is_good(path)))
+
+
+def _ours(folder: Path, begins: tuple[str, ...]) -> list[Path]:
     try:
-        return tuple(sorted(str(path) for path in folder.iterdir() if path.name.startswith(_UNNAMED) and not _is_good(path)))
+        return [path for path in folder.iterdir() if path.name.startswith(begins)]
     except OSError:
-        return ()
+        return []
+
+
+def _elsewhere(folder: Path) -> list[Path]:
+    """Where the frameworks' own checkpoints of that run belong, as its ranks have noted it before each of them; the newest."""
+    try:
+        lines = (folder.parent / ELSEWHERE).read_text(encoding="utf-8").splitlines()[-_MAX_LOOKED_AT:]
+        return [Path(path) for line in lines if isinstance(path := json.loads(line), str)]
+    except (OSError, ValueError, RecursionError):
+        return []
+
+
+def _touched_s(path: Path) -> float:
+    """When anything in it was."""
+    try:
+        return max(one.stat().st_mtime for one in (path, *path.rglob("*")))
+    except OSError:
+        return math.inf  # somebody is at it
 
 
 def _committed(path: Path) -> Mapping[str, Any] | None:
