@@ -179,3 +179,22 @@ def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_scrip
     reference = launch(tmp_path, torchrun(*script("train_lightning.py", "--dropout", 0, *more)))
     steps = {line for line in reference.lines(r"after step") if int(line.split()[4]) >= DIES_AT}
     assert set(resumed.lines(r"after step")) == steps and len(steps) == 8
+
+
+@pytest.mark.parametrize("more", [(), ("--own",)], ids=["torch's generator", "the loader's own"])
+def test_a_rank_that_shuffles_by_itself_under_lightning_takes_anothers_order_for_one_epoch_and_says_so(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """That epoch it had taken in silence, and with a generator of the loader's all that follow."""
+    failed = launch(tmp_path, [*watchdog("--job", "failed"), *torchrun(*script("own_order_lightning.py", "--fails", *more))])
+    path = tmp_path / failed.incidents[0]["action"]["checkpoint"]["path"]
+    resumed = launch(tmp_path, [*watchdog("--job", "again", "--resume", str(path)), *torchrun(*script("own_order_lightning.py", *more))])
+    assert resumed.code == 0, resumed.err
+    order = {
+        (rank, epoch): [line.split()[-1] for line in resumed.lines(rf"rank {rank} epoch {epoch} ")] for rank in (0, 1) for epoch in (1, 2)
+    }
+    assert order[0, 1] == order[1, 1] and len(order[1, 1]) == 5
+    assert order[0, 2] != order[1, 2] and len(order[1, 2]) == 8
+    assert re.findall(r"(rank \d): it shuffles its data by another seed than (rank \d), which saved.*rest of epoch (\d)", resumed.err) == [
+        ("rank 1", "rank 0", "1")
+    ], resumed.err

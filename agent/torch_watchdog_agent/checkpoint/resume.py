@@ -115,6 +115,7 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
 def _to_its_place(loader: Any, path: Path, mine: RankFile, target: TrainingState, *, rank: int, is_own: bool) -> tuple[int, int]:
     """Brings the loader there, and returns epoch and batches."""
     from torch_watchdog_agent.hooks.loader import resume_at
+    from torch_watchdog_agent.hooks.order_of_another import whose_it_takes
     from torch_watchdog_agent.hooks.own_order import keeps_one_iterator
 
     at = mine.position
@@ -133,10 +134,7 @@ def _to_its_place(loader: Any, path: Path, mine: RankFile, target: TrainingState
         )
 
     def of_another() -> None:
-        _say(
-            f"rank {rank}: it shuffles its data by another seed than rank {mine.rank}, which saved, and its own order is lost: for the rest of epoch "
-            f"{at.epoch} it takes that rank's order, so that both train on the same batches where each shuffles all the data by itself"
-        )
+        _say(f"rank {rank}: {whose_it_takes(mine.rank, at.epoch)}")
 
     # What the loader draws as it begins is the saver's, so that it makes the saver's order; after that a rank without a part draws its own.
     goes_on_at = at if is_own else replace(at, rng=RngState.capture())

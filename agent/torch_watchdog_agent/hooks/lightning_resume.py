@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.hooks.active import guarded, rank
 from torch_watchdog_agent.hooks.looked_at import Pass
+from torch_watchdog_agent.hooks.order_of_another import whose_it_takes
 from torch_watchdog_agent.hooks.passes import asking, here_now
 from torch_watchdog_agent.hooks.tracks import track_of
 
@@ -27,10 +29,13 @@ __all__ = ["Resuming", "begun", "catch_up", "patch", "take"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resuming:
-    """A training's loop and where its data goes on. `begun`: what the generators were behind the making of the epoch's iterator."""
+    """A training's loop and where its data goes on. `begun`: what the generators were behind the making of the epoch's iterator. `of_another`: says that this
+    is another rank's place, and this one's own order is lost.
+    """
 
     loop: Any
     position: LoaderPosition
+    of_another: Callable[[], None] | None = None
     begun: RngState | None = None
 
     @property
@@ -107,7 +112,9 @@ def _resumes(loop: Any) -> Resuming | None:
     mine, is_own = RankFile.of(folder, manifest, rank=loop.trainer.global_rank, world_size=loop.trainer.world_size)
     if not is_own:  # the rank had failed: it keeps the generators that it has
         here.say(f"rank {loop.trainer.global_rank} has no part of its own in {folder}: its random number generators are not restored")
-    return Resuming(loop=loop, position=mine.position if is_own else replace(mine.position, rng=RngState.capture()))
+        position = replace(mine.position, rng=RngState.capture())
+        return Resuming(loop=loop, position=position, of_another=lambda: here.say(whose_it_takes(mine.rank, position.epoch)))
+    return Resuming(loop=loop, position=mine.position)
 
 
 def take(fetcher: Any) -> Resuming | None:
@@ -120,7 +127,7 @@ def take(fetcher: Any) -> Resuming | None:
 @guarded("Lightning's data position")
 def _prepare(coming: Resuming, fetcher: Any) -> None:
     track = track_of(fetcher)
-    track.resume, track.epoch = coming.position, coming.position.epoch
+    track.resume, track.epoch, track.of_another = coming.position, coming.position.epoch, coming.of_another
     for loader in coming.loop._combined_loader.flattened:  # Lightning says so after workers have begun to fetch
         for sampler in (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
             set_epoch = getattr(sampler, "set_epoch", None)
@@ -135,8 +142,8 @@ def begun(coming: Resuming) -> Resuming:
 
 def catch_up(coming: Resuming, fetcher: Any, one: Pass) -> None:
     """Drops the batches that were done, unseen, and brings back the random state of the boundary. What is fetched ahead stays as far ahead."""
-    batches = coming.batches
-    one.stand.track.resume = None
+    batches, track = coming.batches, one.stand.track
+    begun_as, track.resume = track.resume, None
     ahead: deque[Any] = deque(fetcher.batches, maxlen=len(fetcher.batches))
     here_now.skipping = True
     try:
@@ -150,6 +157,15 @@ def catch_up(coming: Resuming, fetcher: Any, one: Pass) -> None:
     fetcher.batches = list(ahead)
     one.stand.batches = batches
     _settle(coming, batches)
+    if coming.of_another is not None and begun_as is not None:
+        _its_own_again(begun_as.rng, track.generators)
+
+
+@guarded("Lightning's data position")
+def _its_own_again(kept: RngState, generators: tuple[Any, ...]) -> None:
+    """A loader's own generators, of a rank that has begun this epoch as another one had: from the next on its order is its own."""
+    for generator, state in zip(generators, kept.own, strict=False):
+        generator.set_state(state)
 
 
 @guarded("Lightning's data position")
