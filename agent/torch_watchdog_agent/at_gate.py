@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.hooks.tracks import used
 from torch_watchdog_proto.messages import Commit, Vetoed
 from torch_watchdog_proto.stop.participant import Skip
@@ -23,6 +24,7 @@ class AtGate:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self.undo, self.is_put_back = False, True
+        self._drawn: RngState | None = None  # behind the newest update of a loop that feeds itself: its next step begins with that
 
     def opened(self) -> None:
         """No hand-over was heard: what an older window began with must not come back."""
@@ -31,6 +33,20 @@ class AtGate:
         rank.window.opened(updates=rank.loop.updates_applied, place=rank.place(again=again))
         if rank.loop.is_new_at_gate:
             rank.rescuer.at_hand_over(opens=True)
+
+    def begins_itself(self) -> None:
+        """A loop that feeds itself is in its next step."""
+        if self.has_begun_itself():
+            self._rank.rescuer.at_hand_over(opens=True)
+
+    def has_begun_itself(self) -> bool:
+        """True where its window is new with that: what its batch has drawn and its forward changed by then is of that window. From any thread."""
+        rank = self._rank
+        is_new = rank.loop.begins_itself()
+        if is_new:
+            drawn, self._drawn, self.undo = self._drawn, None, False
+            rank.window.opened(updates=rank.loop.updates_applied, place=rank.place(), rng=drawn)
+        return is_new
 
     def before_fetch(self) -> None:
         """Of the vetoed window only the loader has moved on."""
@@ -75,6 +91,9 @@ class AtGate:
             self._rank.loop_end.stepped()
         if first and self._rank.holds.in_hand:
             self._rank.holds.window_closed(number)
+        if self._rank.loop.feeds_itself and (not applied or self._rank.rescuer.steps.may_be_all):
+            self._drawn = RngState.capture()
+            self._rank.window.keep_buffers(updates=self._rank.loop.updates_applied)
         return first
 
     def _close_window(self, number: int, *, applied: bool, vetoed: bool) -> bool:
@@ -90,8 +109,11 @@ class AtGate:
 
     def _put_back(self, *, settled: bool = False) -> None:
         """What a vetoed window has changed. Whatever is in the way of that must not let its update through, and what is saved then is not called good."""
+        drawn = RngState.capture() if self._rank.loop.feeds_itself else None  # with these it would draw the same batch again
         try:
             self._rank.window.restore(settled=settled)
+            if drawn is not None:
+                drawn.restore()
             self.is_put_back = True
         except Exception as error:  # noqa: BLE001  a buffer of a kind that we do not know, say
             self.is_put_back = False

@@ -25,6 +25,7 @@ class Loop:
         self._resumed_at: int | None = None
         self._steps_before = 0  # this launch; less those of it that a framework's training has not done
         self.batches_seen = 0
+        self.feeds_itself = False  # it updates, and no loader has given it a batch to train on
         self.fed_elsewhere = False  # batches come through another thread: gates number the windows
         self.is_begun = False
         self._closed_once = False
@@ -32,7 +33,7 @@ class Loop:
         self._stepped: dict[int, int] = {}  # how often each optimizer stepped in this window
         self._usual_steps: dict[int, int] = {}  # and in the last window of a batch in which it did
         self._more_than_usual = 0  # in the windows before
-        self._vetoed = self._is_batchless = self.is_new_at_gate = False  # this window
+        self._vetoed = self._is_batchless = self.is_new_at_gate = self._begins_itself = False  # this window
         self._first: int | None = None  # batches of the first window
         self._usual: int | None = None  # the fewest batches of a later window that was not the last of its pass
         self._newest: int | None = None  # batches of the newest window, until it is known whether it was
@@ -104,7 +105,7 @@ class Loop:
         return self._more_than_usual + self._more_now()
 
     def _more_now(self) -> int:
-        if self._is_batchless or not self.batches_seen:
+        if self._is_batchless or not self._trained_batches:
             return 0
         return sum(max(0, steps - self._usual_steps.get(optimizer, 1)) for optimizer, steps in self._stepped.items())
 
@@ -120,7 +121,19 @@ class Loop:
     @property
     def is_training(self) -> bool:
         """Whether a batch of the window at hand is trained on, and its gate not passed."""
-        return self.is_begun and self.trained_on > 0
+        return self.is_begun and (self.trained_on > 0 or self._begins_itself)
+
+    @property
+    def progress(self) -> int:
+        """Grows while the loop trains."""
+        return self.batches_seen + self._backwards
+
+    def begins_itself(self) -> bool:
+        """The next step of a loop that feeds itself has begun. True where its window is new with that."""
+        if not self.is_begun:
+            self._begin()
+        is_new, self._begins_itself = not self._begins_itself, True
+        return is_new
 
     def handed_over(self, *, evaluation: bool = False) -> bool:
         """A batch is about to be used. True where it is the first of its window to be trained on."""
@@ -133,6 +146,7 @@ class Loop:
             if self._newest is not None and self.drained is None:
                 self._usual = self._newest if self._usual is None else min(self._usual, self._newest)
             self.drained = self._newest = None
+            self.feeds_itself = False
             self._trained_batches, self._backwards_of_batch = self._trained_batches + 1, 0
         return not evaluation and self.trained_on == 1
 
@@ -160,7 +174,7 @@ class Loop:
         self._more_than_usual += self._more_now() if self._usual_steps else 0  # of the first window all is usual
         if not self._is_batchless:
             self._usual_steps.update(self._stepped)
-        self._is_batchless, self._vetoed = batchless, False
+        self._is_batchless, self._vetoed, self._begins_itself = batchless, False, False
         self.is_begun, self._closed_once = True, False
         self.micro_step, self.trained_on = -1, 0
         self._counted = False
@@ -174,6 +188,7 @@ class Loop:
         what follows has nothing of its batch.
         """
         steps = self._stepped.get(optimizer, 0)
+        self.feeds_itself = not (self._trained_batches or self.fed_elsewhere)
         if not self.is_begun:
             self._begin_at_gate(steps, is_spent=steps >= (1 if self._is_batchless else self._usual_steps.get(optimizer, 1)))
         self._stepped[optimizer] = self._stepped.get(optimizer, 0) + 1
@@ -185,7 +200,7 @@ class Loop:
         self._usual_steps.pop(optimizer, None)
 
     def _begin_at_gate(self, steps: int, *, is_spent: bool) -> None:
-        if self.fed_elsewhere or not self.batches_seen:
+        if self.fed_elsewhere or self.feeds_itself:
             if steps or not self._closed_once:
                 self._begin()
         elif is_spent and self.drained is not None and self.drained < self.windows_ahead(None):

@@ -120,7 +120,7 @@ class Rank:
             return None
         preemption = Preemption(
             lambda number: not why_unknown() and self.tell(Signalled(rank=self.identity.rank, signal=number)),  # no stop can be promised
-            grace_s=grace_s, progress=lambda: self.loop.batches_seen, acts=lambda: self.loop_end.is_over() and self._tell_end(),
+            grace_s=grace_s, progress=lambda: self.loop.progress, acts=lambda: self.loop_end.is_over() and not why_unknown() and self._tell_end(),
         )  # fmt: skip
         preemption.install()
         return preemption
@@ -312,6 +312,8 @@ class Rank:
         """Backward is about to start from `loss`. Where its value is at hand and is no number, the batch is too."""
         if self._unread.under_check or on_cuda:
             self._settle()
+        if self.loop.feeds_itself and self.rescuer.begins_itself():
+            self.at_gate.begins_itself()
         if self.window.schedule.looks:
             self.window.begun()
         if self.window.hands.before:
@@ -362,6 +364,8 @@ class Rank:
         number = self.loop.at_gate(stepping)
         if self.loop.is_new_at_gate or (self.loop.fed_elsewhere and not self.loop.trained_on):
             self.at_gate.opened()
+        elif self.loop.feeds_itself and self.loop.is_begun:
+            self.at_gate.begins_itself()
         if self._clearance is not None and self.loop.drains and not self.loop.trained_on:
             self._clearance.handed_over(number, -1)
         self.guard.step_ended(drains=self.loop.drained is not None)

@@ -44,6 +44,39 @@ def test_without_a_loader_the_same_optimizer_again_opens_the_next_window() -> No
     assert numbers == [0, 0, 1, 1]
 
 
+def test_a_loop_that_feeds_itself_says_so_from_its_first_gate_on_and_may_begin_its_window_before_the_gate() -> None:
+    loop = Loop()
+    assert not loop.feeds_itself
+    loop.at_gate(ADAM)
+    loop.gate_done(applied=True)
+    assert loop.feeds_itself and not loop.is_training
+    assert (loop.begins_itself(), loop.begins_itself()) == (True, False)
+    assert loop.is_training and loop.at_gate(ADAM) == 1
+    loop.gate_done(applied=True)
+    assert not loop.is_training
+    loop.handed_over()
+    assert not loop.feeds_itself
+
+
+def test_an_evaluation_from_a_loader_does_not_end_the_windows_of_a_loop_that_feeds_itself() -> None:
+    loop = Loop()
+    numbers = []
+    for step in range(4):
+        if step == 1:
+            loop.handed_over(evaluation=True)
+        numbers.append(loop.at_gate(ADAM))
+        loop.gate_done(applied=True)
+    assert (numbers, loop.updates_applied) == ([0, 1, 2, 3], 4)
+    assert loop.feeds_itself
+
+
+def test_backwards_are_progress_where_no_batch_is_seen() -> None:
+    loop = Loop()
+    before = loop.progress
+    loop.backward_begun()
+    assert loop.progress > before
+
+
 def test_a_vetoed_window_is_numbered_but_not_counted_as_an_update() -> None:
     loop = Loop()
     loop.handed_over()

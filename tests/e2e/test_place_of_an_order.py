@@ -21,6 +21,7 @@ PYTHON = str(BIN / "python")
         "first",
         "plateau",
         "persistent",
+        "itself",
         "lightning",
         *(pytest.param(loop, marks=pytest.mark.slow) for loop in ("ahead", "late", "unmarked")),
     ],

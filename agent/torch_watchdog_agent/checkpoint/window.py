@@ -54,8 +54,9 @@ class WindowState:
         self._written_at_end: tuple[Any, ...] = ()
         self.behind_data = self.ended_late = False  # a pass has ended, and no window begun since; and by a fetch of a late loop
 
-    def opened(self, *, updates: int = 0, place: Place = START) -> None:
-        """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window."""
+    def opened(self, *, updates: int = 0, place: Place = START, rng: RngState | None = None) -> None:
+        """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window.
+        `rng`: generators that were kept before, as the buffers were."""
         if self._subjects.generation != self._generation:
             self._follow()
         self._end, self._left, self.behind_data = None, None, False
@@ -65,7 +66,12 @@ class WindowState:
             self.evaluations.over()
         if self.schedule.looks:
             self.schedule.opened()
-        self._kept.append(_moment(self._owners, updates=updates, place=place, is_odd=is_odd))
+        moment = _moment(self._owners, updates=updates, place=place, is_odd=is_odd)
+        self._kept.append(moment if rng is None else moment._replace(rng=rng))
+        if self._buffers is not None and rng is None:
+            self._buffers.keep(updates=updates)
+
+    def keep_buffers(self, *, updates: int) -> None:
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
 
@@ -73,8 +79,7 @@ class WindowState:
         """The newest window begins only now: what had opened it was no training."""
         if self._kept:
             self._kept[-1] = _moment(self._owners, updates=updates, place=place, is_odd=self._kept[-1].is_odd)
-            if self._buffers is not None:
-                self._buffers.keep(updates=updates)
+            self.keep_buffers(updates=updates)
 
     def begun(self) -> None:
         """A backward begins, or the gate is there, in a window in which the schedule looks: what the loop does behind its fetch has been done."""

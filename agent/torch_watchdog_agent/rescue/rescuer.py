@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
@@ -22,10 +21,11 @@ from torch_watchdog_agent.rescue.gpu import OnGpu
 from torch_watchdog_agent.rescue.half_step import Phase, Place
 from torch_watchdog_agent.rescue.own_failure import OwnFailure
 from torch_watchdog_agent.rescue.recent import RecentBatches
+from torch_watchdog_agent.rescue.saving import freed, save, seal
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import Words, words_of
 from torch_watchdog_proto.messages import Leave, Left, Order, Saved, WriteCommitted
-from torch_watchdog_proto.rescue_words import Free, Freed, Holds, Look, Looked, Release, Rescue
+from torch_watchdog_proto.rescue_words import Free, Holds, Look, Looked, Release, Rescue
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
@@ -47,7 +47,7 @@ class Rescuer:
         self._lock = threading.RLock()  # taken by itself where a step passes: less code than the condition's
         self._changed = threading.Condition(self._lock)
         self._phase: Phase = "start"
-        self._window = WholeWindow(rank.subjects.scheduled)
+        self.steps = WholeWindow(rank.subjects.scheduled)
         self._free: Free | None = None
         self._part = (0, 0)  # which part of the state this rank holds, of how many; (0, 0) where none that others could complete
         self._words: deque[Order] = deque()
@@ -72,18 +72,24 @@ class Rescuer:
         if trains:  # of several ranks one alone may evaluate: what they do not do alike must not make one of them go on
             alone = self._rank.identity.world_size == 1
             return window.behind_data and (window.ended_late or (alone and bool(window.why_moved_on())))
-        missing = self._phase == "after" and self._window.missing(self._rank.subjects.optimizers())
+        missing = self._phase == "after" and self.steps.missing(self._rank.subjects.optimizers())
+        if self._rank.loop.feeds_itself:  # each of its gates is a place to stop at, for all ranks alike
+            return True
         return bool(missing) or window.is_on_other_weights() or not window.evaluations.may_be_left()
+
+    def begins_itself(self) -> bool:
+        """Whether what a loop does that feeds itself belongs to its next step: all optimizers have stepped since the last one began."""
+        return self._phase == "after" and self.steps.has_all_steps(self._rank.subjects.optimizers())
 
     def at_pass_end(self) -> None:
         """The loop has had all batches. What it does now, a scheduler's step say, it does once for all of them, and no mere update has to wait for it."""
         if self._phase == "boundary":
-            self._window.over()
+            self.steps.over()
 
     def at_hand_over(self, *, opens: bool) -> None:
         """A batch is about to be trained on. `opens`: it is the first of its window."""
         if opens:
-            self._window.over()
+            self.steps.over()
         self._come_to("window")
         if opens:
             self._gpu.opened()
@@ -91,8 +97,8 @@ class Rescuer:
     def at_gate(self, optimizer: Any) -> None:
         """The update may follow: from here on the state is in flux."""
         self._come_to("update")
-        self._window.stepped(optimizer)
-        self._gpu.before_update(optimizer, first=self._window.num_steps == 1)
+        self.steps.stepped(optimizer)
+        self._gpu.before_update(optimizer, first=self.steps.num_steps == 1)
 
     def after_gate(self, *, window_closed: bool) -> None:
         """The update has been applied, or left out. `window_closed`: it was the first of its window."""
@@ -226,7 +232,8 @@ class Rescuer:
         from torch_watchdog_agent.rescue import sockets
 
         self._rank.say(f"the training cannot go on ({self._as_told_here(free)}); nothing can be saved here: {why}")
-        self._rank.tell(self._freed(free, "nothing", f"no thread for a rescue could be started ({why})", self._rank.loop.updates_applied))
+        why = f"no thread for a rescue could be started ({why})"
+        self._rank.tell(freed(self._rank, free, "nothing", why, self._rank.loop.updates_applied))
         self._over = True
         if not on_device(self._rank.subjects.now()):
             sockets.shut_down_all()
@@ -258,13 +265,13 @@ class Rescuer:
         sockets.shut_down_all()
         self._settle()
         holds, why = self._holdings(kept)
-        rank.tell(self._freed(free, holds, why, rank.loop.updates_applied))
+        rank.tell(freed(rank, free, holds, why, rank.loop.updates_applied, part=self._part))
         self._obey(free)
 
     def _give_up_on_device(self, free: Free) -> None:
         """No CUDA call, no abort: what is queued on the device is unknown, and a wait there may never end. Nothing is said to be whole."""
         why = "a state on GPUs is not saved after another rank's failure"
-        self._rank.tell(self._freed(free, "nothing", why, self._rank.loop.updates_applied))
+        self._rank.tell(freed(self._rank, free, "nothing", why, self._rank.loop.updates_applied))
         self._obey(free)
         self._end_where_stuck()
 
@@ -288,7 +295,7 @@ class Rescuer:
             self._settle()  # nothing is on the device: it comes there by itself
         try:
             holds, why = self._holdings_on_device(kept, ahead)
-            self._rank.tell(self._freed(free, holds, why, ahead.updates))
+            self._rank.tell(freed(self._rank, free, holds, why, ahead.updates, part=self._part))
             self._obey(free)
         finally:
             self._gpu.free()
@@ -331,7 +338,7 @@ class Rescuer:
         return ("nothing", why) if why else self._shares(state)
 
     def _place(self) -> Place:
-        return Place(rank=self._rank, steps=self._window, phase=self._phase, standing=self._standing)
+        return Place(rank=self._rank, steps=self.steps, phase=self._phase, standing=self._standing)
 
     def _shares(self, state: Any) -> tuple[Holds, str]:
         from torch_watchdog_agent.rescue.replica import holdings, part_of
@@ -341,20 +348,9 @@ class Rescuer:
             self._part = part_of(state, world_size=self._rank.identity.world_size)
         return holds, why
 
-    def _freed(self, free: Free, holds: Holds, why: str, updates: int) -> Freed:
-        from torch_watchdog_agent.checkpoint.manifest import newest_committed
-
-        config = self._rank.config
-        newest = newest_committed(Path(config.run_dir) / "checkpoints") or config.resume or ""
-        return Freed(
-            rank=self._rank.identity.rank, generation=free.generation, updates_applied=updates, holds=holds, why=why, newest=str(newest),
-            part=self._part[0], parts=self._part[1],
-        )  # fmt: skip
-
     def _obey(self, free: Free) -> None:
         """What the daemon says, until it says Leave."""
         from torch_watchdog_agent.checkpoint.save import owners
-        from torch_watchdog_agent.rescue.saving import seal
 
         deadline = time.monotonic() + 3 * free.grace_s
         held = owners()
@@ -380,8 +376,6 @@ class Rescuer:
             return self._words.popleft() if self._words else None
 
     def _save(self, order: Rescue, *, within_s: float) -> Saved:
-        from torch_watchdog_agent.rescue.saving import save
-
         part = self._part[0] if self._part[1] else None
         if self._gpu.closed is not None:
             return self._gpu.save(order, has_begun=self._has_begun, part=part, within_s=within_s)
@@ -393,6 +387,8 @@ class Rescuer:
         by the time that it stands. An evaluation before the next step's first batch changes nothing.
         """
         begun = self._rank.loop.is_training
+        if not begun and self._rank.loop.feeds_itself and self.begins_itself():
+            return self._rank.at_gate.has_begun_itself()
         if begun and self._phase == "boundary":
             with self._changed:
                 self._until(lambda: self._standing)

@@ -12,14 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_proto.messages import Commit, Committed, Saved, WriteCommitted
-from torch_watchdog_proto.rescue_words import Rescue
+from torch_watchdog_proto.rescue_words import Free, Freed, Holds, Rescue
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.part import Reader
     from torch_watchdog_agent.checkpoint.position import Place
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["save", "seal", "unsaved"]
+__all__ = ["freed", "save", "seal", "unsaved"]
+
+
+def freed(rank: Rank, free: Free, holds: Holds, why: str, updates: int, *, part: tuple[int, int] = (0, 0)) -> Freed:
+    """What this rank holds after so many updates, once it has come free. `part`: which one of how many."""
+    from torch_watchdog_agent.checkpoint.manifest import newest_committed
+
+    newest = newest_committed(Path(rank.config.run_dir) / "checkpoints") or rank.config.resume or ""
+    return Freed(
+        rank=rank.identity.rank, generation=free.generation, updates_applied=updates, holds=holds, why=why, newest=str(newest), part=part[0],
+        parts=part[1],
+    )  # fmt: skip
 
 
 def save(

@@ -36,6 +36,14 @@ class WholeWindow:
         self.num_steps += 1
         self._stepped.add(id(optimizer))
 
+    @property
+    def may_be_all(self) -> bool:
+        return self.num_steps >= self.most_steps
+
+    def has_all_steps(self, optimizers: Sequence[Any]) -> bool:
+        """Whether as many optimizers have stepped in this window as in the others, and each has."""
+        return self.num_steps >= self.most_steps > 0 and all(id(one) in self._stepped for one in optimizers)
+
     def missing(self, optimizers: Sequence[Any]) -> str:
         """What this window may lack; empty where it is whole."""
         if not self.most_steps:

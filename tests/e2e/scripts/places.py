@@ -24,10 +24,10 @@ class Training:
         torch.manual_seed(7)
         torch.set_num_threads(1)
         self.folder = folder
-        self.loader = DataLoader(Rows(40, None), batch_size=4, shuffle=True)
+        self.loader: Any = DataLoader(Rows(40, None), batch_size=4, shuffle=True)
         self.held_out = DataLoader(Rows(8, None), batch_size=4)
-        self.model = Net()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.model: nn.Module = Net()
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.step = self.first_epoch = 0
 
     def restored(self, scheduler: Any) -> Any:
@@ -142,6 +142,24 @@ def unmarked(training: Training) -> None:
                         training.model(held_out["ids"])
 
 
+def itself(training: Training) -> None:
+    """It draws its batches itself, and knows no loader. Its batch norm and dropout are ahead of its update as the order comes."""
+    rows, targets = torch.randn(40, 4), torch.randint(3, (40,))
+    training.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+    training.optimizer = torch.optim.Adam(training.model.parameters(), lr=0.01)
+    training.loader = None
+    scheduler = training.restored(torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9))
+    while training.step < 20:
+        drawn = torch.randint(len(rows), (6,))
+        training.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(training.model(rows[drawn]), targets[drawn])
+        training.order_comes(4)
+        loss.backward()
+        training.optimizer.step()
+        training.step += 1
+        scheduler.step()
+
+
 def lightning(training: Training) -> None:
     """In an epoch's last batch: the next place where it can stop is the first fetch of the next epoch."""
     import lightning as framework
@@ -167,7 +185,7 @@ def lightning(training: Training) -> None:
     training.step = trainer.global_step
 
 
-LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late, persistent, unmarked, lightning)}
+LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late, persistent, unmarked, itself, lightning)}
 
 
 def main() -> None:

@@ -48,4 +48,4 @@ for _ in range(2):
         look()
     look()
     model.train()
-print(json.dumps([found, rank().rescuer._window.most_steps]))
+print(json.dumps([found, rank().rescuer.steps.most_steps]))
