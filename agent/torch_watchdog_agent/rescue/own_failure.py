@@ -48,6 +48,7 @@ class OwnFailure:
         return Failed(
             rank=rank.identity.rank, step=step, between=between, time_ns=time_ns, updates_applied=rank.loop.updates_applied, text=words.text,
             chain=words.chain, where=words.where, calls=calls, bundle=bundle, fetching=self._batches.fetch_behind(error),
+            by_itself=words.by_itself,
         )  # fmt: skip
 
     def step_at_hand(self) -> tuple[int, bool]:

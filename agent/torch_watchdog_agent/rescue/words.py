@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from opcode import opmap
 from pathlib import Path
+from types import TracebackType
 
 from torch_watchdog_agent.errors import text_of
 
@@ -27,16 +28,19 @@ _INSTALLED = (*(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "p
 _IN_WORKER = re.compile(r"\W?Caught \w+ in (?P<worker>[^\n]+?)\.?(?:\n|$)")
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _INSTALLED_ELSEWHERE = re.compile(r"/(site|dist)-packages/")  # PYTHONPATH, an environment on top of another
+_OF_TORCH = ("torch", __name__.partition(".")[0])  # ours stand between the script and torch
+_OF_DATA = "torch.utils.data."  # what calls a data set
 
 
 class Words:
-    """`text`: the exception that was the failure; `chain`: it and those that followed from it; `where`: `file:line` of the user's code."""
+    """`text`: the exception that was the failure; `chain`: it and those that followed from it; `where`: `file:line` of the user's code; `by_itself`: as in
+    Failed."""
 
-    __slots__ = ("chain", "text", "where")
+    __slots__ = ("by_itself", "chain", "text", "where")
 
     def __init__(self, errors: list[BaseException]) -> None:
         self.chain = tuple(_line(error) for error in errors)
-        self.text, self.where = self.chain[0], _where(errors[0])
+        self.text, self.where, self.by_itself = self.chain[0], _where(errors[0]), _is_by_itself(errors[0])
         if isinstance(errors[0], KeyboardInterrupt) and not is_interrupt(errors[0]):
             self.text = f"a {self.text} that the script itself raised"
 
@@ -71,9 +75,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 def _is_raised_by_script(error: BaseException) -> bool:
     """Python's handler of a signal raises wherever that comes, which is at no `raise`."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
+    at = _innermost(error)
     if at is None or _is_installed(at.tb_frame.f_code.co_filename):
         return False
     return at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
@@ -82,6 +84,25 @@ def _is_raised_by_script(error: BaseException) -> bool:
 def _is_the_scripts(handler: object) -> bool:
     by = getattr(handler, "__module__", None) or ""
     return callable(handler) and handler is not signal.default_int_handler and not by.startswith(__name__.partition(".")[0])
+
+
+def _is_by_itself(error: BaseException) -> bool:
+    """Whether torch has not raised it: neither in Python nor in C++, which raises in the frame that called it, and by torch's or Python's own types only."""
+    kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__ if kind not in Exception.__mro__}
+    at = _innermost(error)
+    if at is None or "torch" in kinds:
+        return at is None and isinstance(error, SystemExit)  # one that is only asked for, by the script
+    module = str(at.tb_frame.f_globals.get("__name__"))
+    if module.partition(".")[0] in _OF_TORCH and not module.startswith(_OF_DATA):
+        return False
+    return type(error).__module__ != "builtins" or at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at
 
 
 def _is_installed(path: str) -> bool:

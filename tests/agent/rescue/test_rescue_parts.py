@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +71,77 @@ def test_the_first_of_a_chain_is_the_failure(work: object, text: str, count: int
     words = words_of(raised(work))
     assert (words.text, len(words.chain)) == (text, count)
     assert __file__ in words.where
+
+
+class ClientOSError(OSError):
+    pass
+
+
+def of_a_logger() -> None:
+    raise ClientOSError(104, "Connection reset by peer")
+
+
+def of_a_logger_and_wrapped() -> None:
+    try:
+        of_a_logger()
+    except OSError as error:
+        raise RuntimeError("could not read shard 7") from error
+
+
+def of_a_logger_in_words_of_torchs() -> None:
+    raise RuntimeError("Socket Timeout")
+
+
+def of_a_data_set() -> None:
+    class Rows(torch.utils.data.Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            raise ClientOSError(104, "Connection reset by peer")
+
+        def __len__(self) -> int:
+            return 1
+
+    next(iter(torch.utils.data.DataLoader(Rows())))
+
+
+def of_a_store() -> None:
+    torch.distributed.TCPStore("127.0.0.1", 1, None, False, timedelta(milliseconds=20))
+
+
+def of_a_store_and_wrapped() -> None:
+    try:
+        of_a_store()
+    except RuntimeError as error:
+        raise ValueError("the training failed") from error
+
+
+def of_a_store_and_raised_again() -> None:
+    try:
+        of_a_store()
+    except RuntimeError as error:
+        kept = error
+    raise kept
+
+
+def of_native_code() -> None:
+    """In the script's own frame, as that of a work.wait()."""
+    torch.ones(2) @ torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("work", "by_itself"),
+    [
+        (of_a_logger, True),
+        (of_a_logger_and_wrapped, True),
+        (of_a_logger_in_words_of_torchs, True),
+        (of_a_data_set, True),
+        (of_a_store, False),
+        (of_a_store_and_wrapped, False),
+        (of_a_store_and_raised_again, False),
+        (of_native_code, False),
+    ],
+)
+def test_what_torch_has_raised_is_told_from_what_a_script_or_its_data_raise(work: object, by_itself: bool) -> None:
+    assert words_of(raised(work)).by_itself is by_itself
 
 
 def in_a_worker() -> None:

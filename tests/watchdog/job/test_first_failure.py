@@ -28,7 +28,7 @@ LINE = re.compile(
 )
 
 
-def play(lines: list[str]) -> FailureWatch:
+def play(lines: list[str], *, by_itself: tuple[int, ...] = ()) -> FailureWatch:
     """All events, in order, of ranks whose pid is 100 + rank."""
     watch = FailureWatch()
     for order, line in enumerate(lines, 1):
@@ -38,7 +38,10 @@ def play(lines: list[str]) -> FailureWatch:
         pid = 100 + rank
         if found["raised"]:
             time_ns = round(float(found["raised"]) * 1e9)
-            word = Failed(rank=rank, step=step, between=bool(found["between"]), updates_applied=step, time_ns=time_ns, text=found["text"])
+            word = Failed(
+                rank=rank, step=step, between=bool(found["between"]), updates_applied=step, time_ns=time_ns, text=found["text"],
+                by_itself=rank in by_itself,
+            )  # fmt: skip
             watch.raised(word, node=found["node"], pid=pid, now=order)
         elif found["over"]:
             watch.said_end(pid)
@@ -298,6 +301,48 @@ def test_words_of_a_victim(text: str) -> None:
 )
 def test_words_of_a_culprit(text: str) -> None:
     assert not blames_a_peer(text)
+
+
+OF_ITS_OWN = [
+    "ClientOSError: [Errno 104] Connection reset by peer",
+    "ProtocolError: ('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+    "RuntimeError: Socket Timeout",
+    "ReadTimeout: HTTPSConnectionPool(host='data', port=443): Read timed out.",
+]
+
+
+@pytest.mark.parametrize("text", OF_ITS_OWN)
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_a_network_error_that_was_raised_outside_of_torch_is_the_ranks_own(text: str, node: str) -> None:
+    lines = [f"node a rank 1 step 5 raised at 11.0: {text}", f"node {node} rank 0 step 5 raised at 10.9: {CLOSED}"]
+    watch = play(lines, by_itself=(1,))
+    assert watch.culprit_is_known and not watch.is_victim(101) and not watch.has_waited(101)
+    first = watch.verdict(now=1000.0, all_ended=True, skipped={1: 5})
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims, first.skipped) == ([1], (0,), False)
+    verdict = judge(first)
+    assert verdict.kind == "rank.exception" and "it raised this itself" in verdict.cause
+
+
+def test_words_of_ranks_that_a_script_hands_on_are_told_where_nobody_failed_by_himself() -> None:
+    """`raise RuntimeError(str(error))`, long after the error was handled."""
+    lines = [f"node a rank 1 step 5 raised at 11.0: {CLOSED}", f"node a rank 0 step 5 raised at 10.9: {CLOSED}"]
+    first = play(lines, by_itself=(1,)).verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims) == ([1], (0,))
+    first = play([*lines, "node a rank 2 step 5 exited -9 at 12.0"], by_itself=(1,)).verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims) == ([2], (0, 1))
+
+
+def test_a_rank_that_failed_in_the_middle_of_a_step_has_skipped_none_of_its_batches() -> None:
+    lines = [f"node a rank 1 step 5 raised at 11.0: {CLOSED}", f"node a rank 0 step 5 raised at 10.9: {CLOSED}"]
+    first = play(lines).verdict(now=1000.0, all_ended=True, skipped={1: 5})
+    assert first is not None
+    assert not first.skipped
+    first = play(lines).verdict(now=1000.0, all_ended=True, skipped={1: 4})
+    assert first is not None
+    assert first.skipped
 
 
 WAITED = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete"

@@ -13,7 +13,7 @@ from torch_watchdog.job.ending import Ending
 from torch_watchdog.job.event_log import words_of
 from torch_watchdog.job.events import AppendEvent, Effect, OrderRequested, RankSpoke, Refused, SendOrder, WriteIncident, WriteStacks
 from torch_watchdog.job.failures import FailureWatch
-from torch_watchdog.job.first_failure import FirstFailure, waited_for_another
+from torch_watchdog.job.first_failure import FirstFailure
 from torch_watchdog.job.hangs import HangWatch, Hung
 from torch_watchdog.job.losses import LossWatch
 from torch_watchdog.job.orders import Orders, Shared
@@ -149,7 +149,7 @@ class Attempt:
         if self._failures.is_asked_for(rank.pid) and not self._rescues.has_begun:
             yield from self._tell_each([stop.Tell(rank=rank.rank, order=m.Leave(generation=0))])  # it waits for a word
             return
-        if waited_for_another(failed.text) and not (self._rescues.has_begun or self._failures.has_asked):
+        if self._failures.has_waited(rank.pid) and not (self._rescues.has_begun or self._failures.has_asked):
             # For whom: they are asked before they are freed from where they are.
             alive = self._ranks_in_training() - {rank.rank}
             self._failures.asked(alive)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job import incident as build
-from torch_watchdog.job.first_failure import FirstFailure, RankEnd, blames_a_peer, died_of_the_asking, is_of_device, raised_its_own
+from torch_watchdog.job.first_failure import FirstFailure, RankEnd, died_of_the_asking, is_of_device, raised_its_own
 from torch_watchdog.job.ranks import RankState
 from torch_watchdog.rules.assertions import Catalogue
 from torch_watchdog.rules.death import NOTHING_KNOWN, THEIRS_FOLLOW, Files, judge, not_after_all, of_the_others, raised_besides
@@ -380,9 +380,9 @@ def _may_be_of(found: Incident, end: RankEnd, first: FirstFailure) -> bool:
     if origin in (None, end.rank):
         return True
     if end.raised_ns:
-        return blames_a_peer(end.text)
+        return end.is_victim
     failed = {*first.victims, *(culprit.rank for culprit in first.culprits)}
-    return origin in failed or died_of_the_asking(end) or blames_a_peer(f"{end.text}\n{end.log}")
+    return origin in failed or died_of_the_asking(end) or end.lost_a_peer
 
 
 def _same_sign(one: Incident, other: Incident) -> bool:

@@ -14,12 +14,9 @@ from torch_watchdog.job.first_failure import (
     ASKED_FOR_S,
     FirstFailure,
     RankEnd,
-    blames_a_peer,
     died_of_the_asking,
     first_failure,
-    gave_up,
     is_no_failure_of_its_own,
-    waited_for_another,
 )
 from torch_watchdog.job.standstill import AWAY, STOPPED, Place, elsewhere, silence, split
 from torch_watchdog.rules.death import PATIENCE_S
@@ -85,10 +82,10 @@ class FailureWatch:
         known = self._ends.get(pid) or RankEnd(rank=failed.rank, node=node, pid=pid)
         self._ends[pid] = replace(
             known, text=failed.text, where=failed.where, raised_ns=failed.time_ns, step=failed.step, between=failed.between,
-            bundle=failed.bundle, fetching=failed.fetching,
+            bundle=failed.bundle, fetching=failed.fetching, by_itself=failed.by_itself,
         )  # fmt: skip
         self._begin(now)
-        if waited_for_another(failed.text):
+        if self._ends[pid].waited_for_another:
             self._places[failed.rank] = Place.of(failed)
 
     def said_end(self, pid: int) -> None:
@@ -153,7 +150,11 @@ class FailureWatch:
     def is_victim(self, pid: int) -> bool:
         """Whether that rank only suffers from a peer's failure, as far as it has said."""
         end = self._told(self._ends[pid]) if pid in self._ends else None
-        return end is not None and not end.hung and bool(end.text) and blames_a_peer(end.text)
+        return end is not None and not end.hung and end.is_victim
+
+    def has_waited(self, pid: int) -> bool:
+        """Whether that rank has said that it waited for another in vain."""
+        return pid in self._ends and self._ends[pid].waited_for_another
 
     def verdict(self, *, now: float, all_ended: bool, skipped: Mapping[int, int] = MappingProxyType({})) -> FirstFailure | None:
         """Who failed first, once that can be told from those that followed. `skipped`: ranks that left a batch out on their own, and when."""
@@ -184,7 +185,7 @@ class FailureWatch:
     def _late(self) -> list[RankEnd]:
         """Those that the rank which gave a collective up had waited for, by where they were then. NCCL ends a process that gives one up without a word of
         Python's, and asks nobody: a rank that is stopped then is why."""
-        if not any(gave_up(f"{end.text}\n{end.log}") for end in self._failed()):
+        if not any(end.gave_up for end in self._failed()):
             return []
         # Those that have spoken since: neither silent nor elsewhere.
         spoke = {end.rank for end in self._ends.values() if end.text or end.ended_ns} - self._elsewhere.keys()
@@ -234,7 +235,7 @@ class FailureWatch:
             return False
         asked_ns = self._asked_for_ns.get(end.pid)
         if asked_ns is None:  # of another node, whose launch was not asked
-            return blames_a_peer(f"{end.text}\n{end.log}")
+            return end.lost_a_peer
         after_s = ((end.raised_ns or end.ended_ns) - asked_ns) / 1e9
         earliest_s = -HEARD_LATE_S if died_of_the_asking(end) else 0.0
         return earliest_s <= after_s <= ASKED_FOR_S and is_no_failure_of_its_own(end)

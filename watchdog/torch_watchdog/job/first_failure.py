@@ -26,7 +26,6 @@ __all__ = [
     "is_of_device",
     "is_no_failure_of_its_own",
     "raised_its_own",
-    "waited_for_another",
 ]
 
 Role: TypeAlias = Literal["own", "peer", "asked", "finished", "leaving"]
@@ -42,6 +41,10 @@ _PEER_IS_GONE = re.compile(
 # Python's own sockets, and whatever a loader's worker does: a server of data that is away. What couples ranks raises errors of torch's.
 _OF_NO_PEER = re.compile(
     r"(Connection(Reset|Refused|Aborted)?|BrokenPipe|Timeout|OS)Error\b|.*(DataLoader worker \(pid|\(in \w+ worker process)"
+)
+# Words that nothing but what couples ranks has: a script that raises these by itself may hand on what it has met before.
+_OF_RANKS = re.compile(
+    r"gloo/|\bc10d\b|NCCL|ProcessGroup|TCPStore|Dist\w+Error|Barrier|communicator|collective|all_?reduce|\branks?\b", re.IGNORECASE
 )
 _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 _OF_DEVICE = re.compile(r"Assertion `.*` failed\.|CUDA error")
@@ -63,7 +66,8 @@ class RankEnd:
     `text` is the exception that was raised first of its chain, `raised_ns` when its node's clock showed that; `ended_ns` when its process was seen to
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
     the next; `on_device`: the one that its GPU was in as it ended, Python being ahead. `finished`: it ended well; `said_end`: its script was over, by its
-    own word. `bundle` and `fetching`: as in Failed. `hung`: why it is held for one that makes no progress, `desync` where it waits in a collective of its own.
+    own word. `bundle`, `fetching` and `by_itself`: as in Failed. `hung`: why it is held for one that makes no progress, `desync` where it waits in
+    a collective of its own.
     """
 
     rank: int
@@ -86,6 +90,32 @@ class RankEnd:
     on_device: int | None = None
     bundle: str = ""
     fetching: str = ""
+    by_itself: bool = False
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether, by where it was raised, its exception is no word of a lost peer, whatever it says."""
+        return self.by_itself and _OF_RANKS.search(self.text) is None
+
+    @property
+    def is_victim(self) -> bool:
+        """Whether its exception tells only that it lost another rank."""
+        return not self.failed_by_itself and blames_a_peer(self.text)
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether its exception or what native code has printed tells so."""
+        return not self.failed_by_itself and blames_a_peer(f"{self.text}\n{self.log}")
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it has waited for another rank for as long as it may."""
+        return not self.failed_by_itself and gave_up(f"{self.text}\n{self.log}")
+
+    @property
+    def waited_for_another(self) -> bool:
+        """Whether its exception tells that it waited for another rank, until it gave up or its connection to a peer broke."""
+        return self.is_victim or (not self.failed_by_itself and gave_up(self.text))
 
     @property
     def died_of_its_device(self) -> bool:
@@ -146,11 +176,6 @@ def gave_up(text: str) -> bool:
     return _GAVE_UP.search(text) is not None
 
 
-def waited_for_another(text: str) -> bool:
-    """Whether these are the words of a rank that waited for another, until it gave up or its connection to a peer broke."""
-    return gave_up(text) or blames_a_peer(text)
-
-
 def first_failure(
     ends: Sequence[RankEnd], skipped: Mapping[int, int] = MappingProxyType({}), late: Sequence[RankEnd] = ()
 ) -> FirstFailure | None:
@@ -172,9 +197,8 @@ def first_failure(
         culprits = early or list(late)
     else:
         asked = [end for end in failed if roles[end] == "asked"]
-        culprits = _earliest(
-            [end for end in asked if not end.said_end] or asked or failed
-        )  # one that trained on tells more than one that was done
+        # One that trained on tells more than one that was done, one that raised these words by itself more than those that met them.
+        culprits = _earliest([end for end in asked if not end.said_end] or asked or [end for end in failed if end.by_itself] or failed)
     return FirstFailure(
         culprits=tuple(sorted(culprits, key=lambda end: end.rank)),
         victims=tuple(sorted({end.rank for end in failed} - {end.rank for end in culprits})),
@@ -185,15 +209,13 @@ def first_failure(
 
 def raised_its_own(end: RankEnd) -> bool:
     """Whether the rank raised something that follows from nothing that another did, as far as its words tell."""
-    return (
-        bool(end.raised_ns and end.text) and not end.hung and not blames_a_peer(end.text) and not end.text.startswith("KeyboardInterrupt")
-    )
+    return bool(end.raised_ns and end.text) and not end.hung and not end.is_victim and not end.text.startswith("KeyboardInterrupt")
 
 
 def _out_of_step(ends: Sequence[RankEnd], skipped: Mapping[int, int], waiting: set[int]) -> FirstFailure | None:
     """All that failed only waited for others, and a rank had skipped a batch: the first that did is why."""
-    # Who ended well ran no backward of the step in which it did so, which may be known before the end's own step is.
-    left = {end.rank: end.step for end in ends if (end.finished or end.torn_down) and end.step is not None}
+    # Nobody runs the backward of the step that he ends in, well or by a failure, which may be known before the end's own step is.
+    left = {end.rank: end.step for end in ends if end.step is not None}
     step, rank = min(((step, rank) for rank, step in skipped.items() if rank not in left or step < left[rank]), default=(0, -1))
     victims = tuple(sorted(waiting - {rank}))
     if rank < 0 or not victims:
@@ -206,7 +228,7 @@ def _role(end: RankEnd) -> Role:
     if end.hung:
         return "own"
     if end.text:
-        return "peer" if blames_a_peer(end.text) else "own"
+        return "peer" if end.is_victim else "own"
     if end.finished:
         return "finished"
     if end.signal in ASKED_TO_END:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch_watchdog.job.first_failure import ASKED_TO_END, FirstFailure, RankEnd, blames_a_peer
+from torch_watchdog.job.first_failure import ASKED_TO_END, FirstFailure, RankEnd
 from torch_watchdog.job.standstill import STOPPED
 from torch_watchdog.rules.assertions import Assertion, Catalogue
 from torch_watchdog.rules.ddp import ddp_error
@@ -137,7 +137,7 @@ def _where(first: FirstFailure) -> str:
 
 def _raised(first: FirstFailure, where: str, files: Files, *, alone: bool) -> Verdict:
     end, several = first.culprits[0], len(first.culprits) > 1
-    of_peers = not alone and blames_a_peer(end.text)
+    of_peers = not alone and end.is_victim
     status = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
     status = status if end.signal is None else f"ended after that, by {signal_name(end.signal)}"
     by_ddp = ddp_error(end.text)
