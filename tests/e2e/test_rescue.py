@@ -214,3 +214,15 @@ def test_a_healthy_rank_that_never_answers_does_not_keep_the_launcher_waiting(tm
     assert (run.code, incident["kind"], incident["origin"]["rank"], incident["action"]["checkpoint"]) == (1, "rank.died", 1, None), run.err
     assert "no word from rank 0; rank 0 is stopped (state T" in incident["cause"]
     assert time.monotonic() - began < 120  # 10 s for its word; torchrun itself takes 30 s to end a process that is stopped
+
+
+@pytest.mark.parametrize("where", ["draw", "backward"])
+def test_a_loop_without_a_loader_is_saved_and_goes_on_as_one_that_never_failed(tmp_path: Path, where: str) -> None:
+    run = launch(tmp_path, [*watchdog("--job", "j"), *torchrun(*script("own_batches.py", "--raise-in", where))])
+    assert run.code == 1, run.err
+    (path,) = (run.run_dir / "checkpoints").glob("*/COMMITTED")
+    assert path.parent.name == "step-9"
+    resumed = launch(tmp_path, [*watchdog("--job", "j", "--resume", str(path.parent)), *torchrun(*script("own_batches.py"))])
+    whole = launch(tmp_path, torchrun(*script("own_batches.py")))
+    assert (resumed.code, whole.code) == (0, 0), resumed.err
+    assert resumed.lines("^end ") == whole.lines("^end ") != [], resumed.err
