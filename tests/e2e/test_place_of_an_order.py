@@ -23,6 +23,8 @@ PYTHON = str(BIN / "python")
         "persistent",
         "itself",
         "lightning",
+        "cut",
+        "sliced",
         *(pytest.param(loop, marks=pytest.mark.slow) for loop in ("ahead", "late", "unmarked")),
     ],
 )
@@ -39,4 +41,4 @@ def test_a_run_that_goes_on_ends_as_one_that_was_never_stopped(loop: str, tmp_pa
     resumed = launch(tmp_path, [*watchdog(), *words[1:]])
     whole = launch(tmp_path, [PYTHON, *script("places.py", loop)])
     assert (resumed.code, whole.code) == (0, 0), resumed.err
-    assert resumed.lines(r"20 ") == whole.lines(r"20 ") != [], resumed.err
+    assert resumed.lines(r"\d+ ") == whole.lines(r"\d+ ") != [], resumed.err

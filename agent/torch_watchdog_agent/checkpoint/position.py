@@ -14,19 +14,26 @@ from torch_watchdog_agent.checkpoint.rng import RngState
 
 @dataclass(slots=True, eq=False)
 class Ending:
-    """Of one pass, each counted in its batches: when the training had last made something of one, and when its loop was seen to have done with it.
+    """Of one pass, each counted in its batches: when the training had last made something of one, when its iterator was let go, and when its loop was seen to
+    have done with it.
 
-    `is_whole`: because there were no more.
+    `is_whole`: because there were no more. `usual`: what the pass before it came to, `used` and `over_at`, where its loop was done with that before its end.
     """
 
     used: int = 0
+    left_at: int | None = None
     over_at: int | None = None
     is_whole: bool = False
+    usual: tuple[int, int] | None = None
 
-    def behind(self, batches: int) -> int | None:
-        """When the loop was done with it, where it trained on nothing behind so many; None where the pass ends there by itself, or nobody knows."""
-        is_certain = self.over_at is not None and self.used <= batches and not (self.is_whole and self.over_at <= batches)
-        return self.over_at if is_certain else None
+    def behind(self, batches: int, *, left: bool = False) -> int | None:
+        """When the loop was done with it, where it trained on nothing behind so many; None where the pass ends there by itself, or nobody knows. `left`: what
+        let it go was its loop."""
+        over_at = self.left_at if left else self.over_at
+        if over_at is None and self.usual is not None and self.usual[0] == batches:
+            return self.usual[1]
+        is_certain = over_at is not None and self.used <= batches and not (self.is_whole and over_at <= batches)
+        return over_at if is_certain else None
 
 
 class Place(NamedTuple):
@@ -38,12 +45,15 @@ class Place(NamedTuple):
     in_turn: bool = False
     count_at_iter: int | None = None
     ending: Ending | None = None
+    sampler_epoch: int | None = None
+    evaluates_first: bool = False
 
-    def with_generators(self, rng: RngState) -> LoaderPosition:
-        over_at = None if self.ending is None else self.ending.behind(self.batches)
+    def with_generators(self, rng: RngState, *, left: bool = False) -> LoaderPosition:
+        """`left`: the loop itself has let go of the pass."""
+        over_at = None if self.ending is None else self.ending.behind(self.batches, left=left)
         return LoaderPosition(
             epoch=self.epoch, batches=self.batches, rng_at_iter=self.rng_at_iter, rng=rng, in_turn=self.in_turn, count_at_iter=self.count_at_iter,
-            over_at=over_at,
+            over_at=over_at, sampler_epoch=self.sampler_epoch, evaluates_first=self.evaluates_first,
         )  # fmt: skip
 
 
@@ -58,6 +68,7 @@ class LoaderPosition:
     it), None where no loader was seen; `count_at_iter`: how many passes a loader that counts them had seen then. `rng`: what the generators are at the
     boundary, before the next batch is asked for. `in_turn`: the training took batches from another pass between those of this one, so that no single place
     tells how it goes on. `over_at`: behind this place the loop has trained on nothing of the pass, and had done with it once so many batches of it had come.
+    `sampler_epoch`: what the sampler had been told by `set_epoch()` when the iterator was made. `evaluates_first`: the script had evaluated before it trained.
     """
 
     epoch: int
@@ -67,11 +78,14 @@ class LoaderPosition:
     in_turn: bool = False
     count_at_iter: int | None = None
     over_at: int | None = None
+    sampler_epoch: int | None = None
+    evaluates_first: bool = False
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split into (JSON-able dict, tensors by name)."""
         plain: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches, "in_turn": self.in_turn, "rng_at_iter": None}
-        plain |= {"count_at_iter": self.count_at_iter, "over_at": self.over_at}
+        plain |= {"count_at_iter": self.count_at_iter, "over_at": self.over_at, "sampler_epoch": self.sampler_epoch}
+        plain["evaluates_first"] = self.evaluates_first
         plain["rng"], tensors = self.rng.to_parts("position.rng")
         if self.rng_at_iter is not None:
             plain["rng_at_iter"], more = self.rng_at_iter.to_parts("position.rng_at_iter")
@@ -90,4 +104,6 @@ class LoaderPosition:
             in_turn=plain.get("in_turn", False),
             count_at_iter=plain.get("count_at_iter"),
             over_at=plain.get("over_at"),
+            sampler_epoch=plain.get("sampler_epoch"),
+            evaluates_first=plain.get("evaluates_first", False),
         )

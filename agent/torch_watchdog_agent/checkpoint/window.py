@@ -50,7 +50,7 @@ class WindowState:
         self.evaluations = Evaluations(subjects)
         self._kept: deque[_Moment] = deque(maxlen=_MOMENTS_KEPT)
         self._end: _Moment | None = None  # of a pass over the data, until the next window opens
-        self._left: _Moment | None = None  # where the loop has let go of a pass, and that is its end if an evaluation follows
+        self._left: _Moment | None = None  # where the loop has let go of a pass: its end, unless an exception has unwound it
         self._written_at_end: tuple[Any, ...] = ()
         self.behind_data = self.ended_late = False  # a pass has ended, and no window begun since; and by a fetch of a late loop
 
@@ -92,10 +92,14 @@ class WindowState:
         if self.schedule.learns:
             self.schedule.updated(_moment(self._owners).has_moved)
 
-    def evaluating(self) -> None:
-        """A batch of an evaluation is asked for."""
+    def let_go(self) -> bool:
+        """The pass that the loop has left early was over by that. Returns whether the end of one is on hand."""
         if self._left is not None:
             self._end, self._left, self.behind_data, self.ended_late = self._left, None, True, self.schedule.is_late
+        return self._end is not None
+
+    def evaluating(self) -> None:
+        """A batch of an evaluation is asked for."""
         if self._kept and self._end is None and not self.evaluations.begun:
             self.evaluations.asks(_moment(self._owners).has_moved)
 
@@ -125,7 +129,8 @@ class WindowState:
 
     def is_behind_the_end(self, updates: int, place: Place) -> bool:
         """Whether the loop is behind the end of a pass, after so many updates, and its next pass has not begun: `windows_back=0` is that end then."""
-        return self._end is not None and self._end.updates == updates and self._end.place == place
+        end = self._end or self._left
+        return end is not None and end.updates == updates and end.place == place
 
     def why_odd(self, windows_back: int = 1) -> str:
         """Why the parameters in that window need not be those of a step's start, or nothing."""
@@ -184,7 +189,7 @@ class WindowState:
     def position_at(self, windows_back: int) -> LoaderPosition:
         """From where the batches of that window and of those after it come again."""
         moment = self._at(windows_back)
-        return moment.place.with_generators(moment.rng)
+        return moment.place.with_generators(moment.rng, left=moment is self._left)
 
     def begins_at(self, place: Place) -> bool:
         """Whether the newest window's first batch is the next one there."""
@@ -194,9 +199,10 @@ class WindowState:
     def _at(self, windows_back: int) -> _Moment:
         if windows_back:
             return self._kept[-windows_back]
-        if self._end is None:
+        end = self._end or self._left
+        if end is None:
             raise LookupError("no pass over the data has just ended")
-        return self._end
+        return end
 
     @contextmanager
     def rewound(self, windows_back: int = 1, *, buffers: bool = True) -> Iterator[Callable[[], bool]]:

@@ -1,4 +1,4 @@
-"""What makes the order of a loader's data besides the global generators: generators of its own, and accelerate's count of its passes.
+"""What makes the order of a loader's data besides the global generators: generators of its own, the epoch of its sampler, and accelerate's count of its passes.
 
 `DataLoader(..., shuffle=True, generator=...)` draws each epoch's order from that generator, and accelerate gives each loader that shuffles one. A new process
 makes it anew, as it was before the first epoch: the second would come again as the first. Knows no passes and no checkpoints.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["count_of", "generators_of", "keeps_one_iterator", "set_count"]
+__all__ = ["count_of", "epoch_of", "generators_of", "keeps_one_iterator", "set_count"]
 
 _GENERATORS = ("generator", "synchronized_generator")
 _INSIDE = ("base_dataloader", "sampler", "batch_sampler", "dataset")  # of torch's loaders and samplers, and accelerate's around them
@@ -36,6 +36,19 @@ def generators_of(loader: Any) -> tuple[Any, ...]:
 def count_of(loader: Any) -> int | None:
     count = _attributes(loader).get(_COUNT)
     return count if isinstance(count, int) else None
+
+
+def epoch_of(loader: Any) -> int | None:
+    """What its sampler or data set was told last by `set_epoch()`; None where neither takes that, or the loader does it by itself as it begins."""
+    if count_of(loader) is not None:
+        return None
+    parts = _attributes(loader)
+    batches = parts.get("batch_sampler")
+    for item in (parts.get("sampler"), _attributes(batches).get("sampler"), batches, parts.get("dataset")):
+        epoch = _attributes(item).get("epoch")
+        if isinstance(epoch, int) and hasattr(item, "set_epoch"):
+            return epoch
+    return None
 
 
 def set_count(loader: Any, count: int | None) -> None:

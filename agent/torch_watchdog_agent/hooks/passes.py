@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
-from torch_watchdog_agent.hooks import elsewhere, order_of_another, own_order
+from torch_watchdog_agent.hooks import elsewhere, order_of_another, own_order, tracks
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import watch_collections
 from torch_watchdog_agent.hooks.looked_at import Pass, without_modes_of
-from torch_watchdog_agent.hooks.tracks import Stand, Track, ended, follow, is_current, is_followed, is_known, track_of, turns_to_evaluation
+from torch_watchdog_agent.hooks.tracks import Stand, Track, is_current, is_followed, track_of
 from torch_watchdog_agent.quarantine import dataset_name
 
 __all__ = [
@@ -106,17 +106,15 @@ def _begun(loader: Any) -> Stand | None:
     watched = here or made_rank()
     if watched is not None:
         watched.quarantine.reload()
-    if here is None and not is_known(loader):
+    if here is None and not tracks.is_known(loader):
         return None  # a worker, a thread, or no watched launch: nobody will ask where this loader stands
     track = track_of(loader)
     if here is not None:
         track.dataset = dataset_name(getattr(loader, "dataset", None))
         watch_collections()
-    track.begun += 1
     _look_for_tokenizer(here, loader, track)
     track.generators = own_order.generators_of(loader)
-    at_iter = RngState.capture(track.generators)
-    return Stand(track, number=track.begun, epoch=track.epoch, rng_at_iter=at_iter, count_at_iter=own_order.count_of(loader))
+    return tracks.begin(track, RngState.capture(track.generators), own_order.count_of(loader), own_order.epoch_of(loader))
 
 
 def _look_for_tokenizer(here: Any, loader: Any, track: Track) -> None:
@@ -293,7 +291,9 @@ def before_fetch(here: Any, one: Pass | None) -> bool:
 
     trains = one is None or is_followed(one.stand)
     evaluates = not trains and (not torch.is_grad_enabled() or here.evaluating())
-    here.before_fetch(trains=trains, evaluates=evaluates and turns_to_evaluation())
+    if one is not None and not one.stand.batches and tracks.turns_to(one.stand) and not here.window.let_go() and trains:
+        tracks.asks_first(one.stand)
+    here.before_fetch(trains=trains, evaluates=evaluates and tracks.turns_to_evaluation())
     return here.scan is not None and _scan_is_due(here)
 
 
@@ -317,7 +317,7 @@ def _ended(one: Pass | None) -> None:
 
     here = rank()
     if here is not None and one is not None:
-        ended(one.stand)
+        tracks.ended(one.stand)
     if here is not None and torch.is_grad_enabled():
         here.loop.pass_ended()
         here.rescuer.batches.pass_ended()
@@ -387,7 +387,7 @@ def _used(here: Any, one: Pass, batch: Any, source: Source, checked: Any, loader
     # Trainer fetches the first batch after an evaluation before it puts its model back into training mode.
     evaluation = not torch.is_grad_enabled() or (not is_followed(stand) and here.evaluating())
     if not evaluation:
-        follow(stand)
+        tracks.follow(stand)
     here.dataset = source.dataset or stand.track.dataset
     if here.scan is not None and not evaluation:
         here.scan.looked_at(batch, source, checked, here.guard)

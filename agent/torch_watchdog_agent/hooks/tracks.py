@@ -17,6 +17,7 @@ __all__ = [
     "Stand",
     "Track",
     "asks_first",
+    "begin",
     "ended",
     "follow",
     "is_current",
@@ -27,6 +28,7 @@ __all__ = [
     "track_of",
     "training_place",
     "turned_from",
+    "turns_to",
     "turns_to_evaluation",
     "used",
 ]
@@ -67,6 +69,7 @@ class Stand:
     taken: int = 0
     rng_at_iter: Any = None
     count_at_iter: int | None = None
+    sampler_epoch: int | None = None
     outer: Stand | None = None
     is_resumed: bool = False
     is_used: bool = False
@@ -76,6 +79,7 @@ class Stand:
 
 _tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()
 followed: Stand | None = None  # of the pass that the last training batch came from
+evaluates_first = False
 
 
 def track_of(loader: Any) -> Track:
@@ -83,6 +87,18 @@ def track_of(loader: Any) -> Track:
         return _tracks.setdefault(loader, Track())
     except TypeError:  # a loader that cannot be a key has no position to come back to
         return Track()
+
+
+def begin(track: Track, rng_at_iter: Any, count_at_iter: int | None, sampler_epoch: int | None) -> Stand:
+    """A new pass. Its sampler was told `sampler_epoch`: where that is behind what it had been told for the pass of the run that was saved, the loop has done
+    with that one."""
+    before = None if track.resume is None else track.resume.sampler_epoch
+    if before is not None and sampler_epoch is not None and sampler_epoch > before:
+        _is_past(track)
+    track.begun += 1
+    return Stand(
+        track, number=track.begun, epoch=track.epoch, rng_at_iter=rng_at_iter, count_at_iter=count_at_iter, sampler_epoch=sampler_epoch
+    )  # fmt: skip
 
 
 def is_known(loader: Any) -> bool:
@@ -100,13 +116,12 @@ def follow(stand: Stand) -> None:
         before.track.in_turn = stand.track.in_turn = True
     elif before is not None and stand.taken == 1 and not before.is_over:
         stand.outer = before
-    _is_done_with(before)
     followed = stand
 
 
 def asks_first(stand: Stand) -> None:
-    """The training asks this pass for its first batch, and nothing has told that the one before it is over. That may be over another loader: Lightning can
-    make a new one for each epoch."""
+    """The training asks this pass for its first batch, and nothing has kept the end of the one before it. That may be over another loader: Lightning can make
+    a new one for each epoch."""
     global followed
     if followed is not None and followed is not stand and not stand.batches:
         followed = stand
@@ -135,22 +150,33 @@ def used() -> None:
             _uses(followed)
 
 
-def turns_to_evaluation() -> Literal[True]:
-    """A batch of an evaluation is asked for. A pass that was let go by then was so by the loop: an exception that unwinds one comes to no evaluation.
+def turns_to(stand: Stand) -> bool:
+    """The first batch of this pass is asked for, whatever it is for. The followed one, if it was let go by then, was so by its loop, perhaps with batches that
+    it had no use for (behind a limit, or an incomplete one), for an exception that unwinds one comes to no other: a run that goes on does the same. Returns
+    whether it ended early."""
+    at = followed
+    if at is None or at is stand or not (at.is_over and at.is_used):
+        return False
+    at.ending.over_at = at.batches
+    if at.track is stand.track and not at.ending.is_whole:
+        stand.ending.usual = at.ending.used, at.batches
+    return not at.ending.is_whole
 
-    Where the run that was saved had been done with its pass, just that one's next pass is another epoch: what stands between them has come.
-    """
-    _is_done_with(followed)
+
+def turns_to_evaluation() -> Literal[True]:
+    """A batch of an evaluation is asked for. Where the run that was saved had been done with its pass, just that one's next pass is another epoch: what stands
+    between them has come, unless that is an evaluation before all training."""
+    global evaluates_first
+    evaluates_first |= followed is None
     for track in _tracks.values():
-        if track.resume is not None and track.resume.over_at == track.resume.batches:
-            track.epoch, track.resume = track.epoch + 1, None
+        resume = track.resume
+        if resume is not None and resume.over_at == resume.batches and not resume.evaluates_first:
+            _is_past(track)
     return True
 
 
-def _is_done_with(stand: Stand | None) -> None:
-    """One that its loop has let go, perhaps with batches that it had no use for (behind a limit, or an incomplete one): a run that goes on does the same."""
-    if stand is not None and stand.is_over and stand.is_used:
-        stand.ending.over_at = stand.batches
+def _is_past(track: Track) -> None:
+    track.epoch, track.resume = track.epoch + 1, None
 
 
 def _uses(stand: Stand) -> None:
@@ -171,8 +197,9 @@ def ended(stand: Stand) -> None:
 def left(stand: Stand) -> None:
     """No batch comes of this pass any more. One that was resumed is an epoch, too, where its loop has done with it just as in the run that was saved: without
     training on what there was."""
-    resume = stand.track.resume
-    if stand.is_resumed and not stand.is_over and resume is not None and resume.over_at == stand.batches:
+    resume, stand.ending.left_at = stand.track.resume, stand.batches
+    over_at = None if resume is None else resume.over_at
+    if stand.is_resumed and not stand.is_over and over_at is not None and over_at <= stand.batches:
         _uses(stand)
     over(stand)
 
@@ -188,6 +215,7 @@ def over(stand: Stand) -> None:
 def training_place(*, again: int = 0) -> Place:
     """Where the training's loader stands, where no loader was seen: at the very start. `again`: so many of its last batches are to come again."""
     at = followed
-    return (
-        START if at is None else Place(at.epoch, max(0, at.batches - again), at.rng_at_iter, at.track.in_turn, at.count_at_iter, at.ending)
-    )
+    if at is None:
+        return START
+    batches = max(0, at.batches - again)
+    return Place(at.epoch, batches, at.rng_at_iter, at.track.in_turn, at.count_at_iter, at.ending, at.sampler_epoch, evaluates_first)

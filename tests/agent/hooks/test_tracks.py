@@ -30,6 +30,7 @@ class Loader:
 @pytest.fixture(autouse=True)
 def nobody_trains_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracks, "followed", None)
+    monkeypatch.setattr(tracks, "evaluates_first", False)
 
 
 def goes_through(track: Track, batches: int, *, trains_on: int = 0) -> Stand:
@@ -49,6 +50,7 @@ def saved_behind(loader: Loader, *, taken: int, trained: int, at: int, evaluates
     goes_through(tracks.track_of(loader), taken, trains_on=trained)
     place = tracks.training_place()._replace(batches=at)  # of a window's start, which was noted before the end
     if evaluates:
+        tracks.turns_to(Stand())
         tracks.turns_to_evaluation()
     return place.with_generators(RngState.capture())
 
@@ -133,3 +135,38 @@ def test_a_pass_whose_first_batch_the_training_asks_for_is_its_place(makes_a_new
     of = tracks.track_of(another) if makes_a_new_one else track
     tracks.asks_first(Stand(of, epoch=of.epoch))
     assert tracks.training_place()[:2] == (of.epoch, 0)
+
+
+@pytest.mark.parametrize(("told", "epoch"), [(2, 0), (3, 1), (None, 0)], ids=["the same epoch", "the next one", "no sampler"])
+def test_a_sampler_that_was_told_a_later_epoch_says_that_the_one_to_resume_is_over(
+    told: int | None, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at the data, or an evaluation before all training, tells nothing then."""
+    loader = Loader()
+    goes_through(tracks.track_of(loader), 4, trains_on=4)
+    saved = tracks.training_place()._replace(sampler_epoch=2).with_generators(RngState.capture())
+    track = resumed_from(saved, fresh := Loader(), monkeypatch)
+    stand = tracks.begin(track, None, None, told)
+    assert (track.epoch, track.resume, stand.epoch) == (epoch, None if epoch else saved, epoch)
+    del fresh
+
+
+def test_an_epoch_is_taken_to_end_where_the_one_before_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stop at the last fetch of an epoch nobody has seen yet that its loop is done with it."""
+    track = tracks.track_of(loader := Loader())
+    goes_through(track, 5, trains_on=4)
+    second = tracks.begin(track, None, None, None)
+    assert tracks.turns_to(second)
+    follow(second)
+    ends = [tracks.training_place()._replace(batches=batches).with_generators(RngState.capture()).over_at for batches in (3, 4)]
+    assert ends == [None, 5]
+    del loader
+
+
+def test_an_evaluation_before_all_training_is_not_taken_for_one_behind_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracks.turns_to_evaluation()
+    saved = saved_behind(Loader(), taken=4, trained=4, at=4)
+    track = resumed_from(saved, loader := Loader(), monkeypatch)
+    tracks.turns_to_evaluation()
+    assert (track.epoch, track.resume) == (0, saved)
+    del loader

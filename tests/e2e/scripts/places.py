@@ -6,6 +6,7 @@ Where the order is to come it writes `here` and waits for `go`. Prints its end: 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 from train import Net, Rows, digest
 
 EPOCHS = 2
@@ -160,6 +161,36 @@ def itself(training: Training) -> None:
         scheduler.step()
 
 
+def cut(training: Training) -> None:
+    """Epochs that end before their data, by a break in front of the step; the order comes in the first one's last but one."""
+    sampler: DistributedSampler[Any] = DistributedSampler(training.loader.dataset, num_replicas=1, rank=0)  # type: ignore[arg-type]
+    training.loader = DataLoader(training.loader.dataset, batch_size=4, sampler=sampler)
+    scheduler = training.restored(torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9))
+    begin = training.step - 4 * training.first_epoch
+    for epoch in range(training.first_epoch, EPOCHS):
+        sampler.set_epoch(epoch)
+        for number, batch in enumerate(training.loader, begin):
+            if number >= 4:
+                break
+            training.update(batch)
+            training.order_comes(3)
+        scheduler.step()
+        begin = 0
+
+
+def sliced(training: Training) -> None:
+    """The same by a slice, with an evaluation before all training and none behind."""
+    scheduler = training.restored(torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9))
+    training.evaluate()
+    begin = training.step - 4 * training.first_epoch
+    for _ in range(training.first_epoch, EPOCHS):
+        for batch in itertools.islice(training.loader, 4 - begin):
+            training.update(batch)
+            training.order_comes(3)
+        scheduler.step()
+        begin = 0
+
+
 def lightning(training: Training) -> None:
     """In an epoch's last batch: the next place where it can stop is the first fetch of the next epoch."""
     import lightning as framework
@@ -185,7 +216,7 @@ def lightning(training: Training) -> None:
     training.step = trainer.global_step
 
 
-LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late, persistent, unmarked, itself, lightning)}
+LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late, persistent, unmarked, cut, sliced, itself, lightning)}
 
 
 def main() -> None:
