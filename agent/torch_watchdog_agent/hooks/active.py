@@ -20,6 +20,7 @@ from torch_watchdog_agent.errors import BadBatchError, of_a_lost_device, text_of
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.ending import Ending, hear_exits
+from torch_watchdog_agent.rescue.saving import needed
 from torch_watchdog_agent.rescue.words import is_interrupt, of_a_signal
 from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
@@ -169,7 +170,10 @@ def _disarm_in_child() -> None:
 def _finish(pid: int) -> None:
     if _rank is not None and os.getpid() == pid:
         _tell_exit(_rank)
-        _rank.finish()
+        try:
+            _rank.finish()
+        finally:
+            _let_go()
 
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -232,12 +236,13 @@ def _hear_exits() -> None:
 @guarded("exits", at_end=True)
 def _exit_asked(status: object) -> Callable[[], None] | None:
     ending = _ending
-    if _rank is None or ending is None or not is_training_thread():
+    here = _rank
+    if here is None or ending is None or not is_training_thread():
         return None
-    error = ending.exit_asked(status, batches=_rank.loop.batches_seen)
+    error = ending.exit_asked(status, batches=here.loop.batches_seen, holding=lambda: needed(here))
     if error is None:
         return None
-    _rank.rescuer.noticed(error)
+    here.rescuer.noticed(error)
     return lambda: ending.gone(error)
 
 
@@ -246,6 +251,11 @@ def _tell_exit(rank: Rank) -> None:
     exit_taken = _ending.taken(batches=rank.loop.batches_seen) if _ending is not None else None
     if exit_taken is not None:
         rank.exits(*exit_taken)
+
+
+def _let_go() -> None:
+    if _ending is not None:
+        _ending.let_go()
 
 
 @guarded("evidence", at_end=True)

@@ -2,7 +2,7 @@
 
 Owns that question. No hook of Python's sees a SystemExit, and one that is raised may be caught. So something is hung on it that says when it is gone: while
 the script's outermost frame still runs, it was caught; after that, it has ended the script. Holds neither the exception nor a frame of the training: what
-these hold goes when the script says.
+these hold goes when the script says. But what is trained is held while such an exit is under way: a rescue may ask for it behind the script's frames.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ class Ending:
         self._outermost: FrameType | None = _outermost(sys._getframe())
         self._asked: tuple[int, SystemExit, Words] | None = None
         self._has_ended_it = False
+        self._held: object = None
 
-    def exit_asked(self, status: object, *, batches: int) -> SystemExit | None:
-        """The script calls for an exit. Returns what stands for it, where the status is a bad one."""
+    def exit_asked(self, status: object, *, batches: int, holding: Callable[[], object] = lambda: None) -> SystemExit | None:
+        """The script calls for an exit. Returns what stands for it, where the status is a bad one. `holding`: gives what is to be there until `let_go`."""
         context, error = sys.exception(), SystemExit(status)
-        self._asked = None
+        self._asked = self._held = None
         if status is None or status == 0 or isinstance(context, KeyboardInterrupt):
             return None
         error.__context__ = context
         words = words_of(error)
         error.__context__ = None  # with its frames
         words.where = words.where or innermost_own(traceback.extract_stack())
-        self._asked = batches, error, words
+        self._asked, self._held = (batches, error, words), holding()
         return error
 
     def gone(self, error: SystemExit) -> None:
@@ -50,17 +51,22 @@ class Ending:
         while frame is not None and frame is not self._outermost:
             frame = frame.f_back
         self._has_ended_it = frame is None
-        self._asked = self._asked if self._has_ended_it else None
+        if not self._has_ended_it:
+            self._asked = self._held = None
 
     def taken(self, *, batches: int) -> tuple[SystemExit, Words] | None:
         """At interpreter exit: the exit that has ended the script. Asked for once."""
         asked, has_ended_it = self._asked, self._has_ended_it
-        self.forget()
+        self._outermost = self._asked = None
         return asked[1:] if asked is not None and has_ended_it and asked[0] == batches else None
 
     def forget(self) -> None:
         """An exception that is no exit has ended the script."""
-        self._outermost = self._asked = None
+        self._outermost = self._asked = self._held = None
+
+    def let_go(self) -> None:
+        """All that is to be saved has been."""
+        self._held = None
 
 
 class _WhenGone:

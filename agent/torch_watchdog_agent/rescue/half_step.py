@@ -39,6 +39,8 @@ class Place:
             return "its update was under way, and a half step is never saved"
         if rank.saver.busy and not self.standing:
             return "it was still writing a checkpoint of all ranks"
+        if not state.optimizers and rank.window.changed_in_step():
+            return "its script had let go of its model and optimizer before it was asked for them"
         if missing := self._missing(state):
             return f"{missing}, and a half step is never saved"
         if not rank.loop.updates_applied:

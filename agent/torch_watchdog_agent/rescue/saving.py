@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.position import Place
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["freed", "save", "seal", "unsaved"]
+__all__ = ["freed", "needed", "save", "seal", "unsaved"]
+
+
+def needed(rank: Rank) -> object:
+    """All that a save is made of: what the script alone holds goes with its frames."""
+    from torch_watchdog_agent.checkpoint.save import owners
+
+    return rank.subjects.now(), owners()
 
 
 def freed(rank: Rank, free: Free, holds: Holds, why: str, updates: int, *, part: tuple[int, int] = (0, 0)) -> Freed:

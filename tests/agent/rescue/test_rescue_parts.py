@@ -222,6 +222,20 @@ def test_a_rank_that_fails_in_its_first_step_after_a_checkpoint_has_nothing_newe
     assert "a scan" in place.why_not(SimpleNamespace(optimizers=()))
 
 
+def test_a_script_that_has_let_go_of_what_it_trains_is_said_to_have_changed_nothing() -> None:
+    model, subjects, loop = torch.nn.Linear(2, 1), Subjects(), Loop()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    subjects.optimizer_seen(optimizer)
+    window = WindowState(subjects, say=print)
+    window.opened()
+    loop.updates_applied = 3
+    del model, optimizer
+    gc.collect()
+    rank = SimpleNamespace(config=SimpleNamespace(scan=False), saver=SimpleNamespace(busy=False), window=window, loop=loop)
+    place = Place(rank=rank, steps=SimpleNamespace(), phase="window", standing=False)  # type: ignore[arg-type]
+    assert place.why_not(subjects.now()) == "its script had let go of its model and optimizer before it was asked for them"
+
+
 def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
