@@ -36,6 +36,10 @@ class Loop:
         self._vetoed = self._is_batchless = self.is_new_at_gate = self._begins_itself = False  # this window
         self._first: int | None = None  # batches of the first window
         self._usual: int | None = None  # the fewest batches of a later window that was not the last of its pass
+        self._alike: set[int] = set()  # batches of each window behind the first one, in its pass, but of the last
+        self._in_first_pass = True
+        self._backwards_counted = self._backwards_of_first = 0  # up to the newest gate, and those of the first window
+        self._is_even = False  # in the first window there were as many backwards to a batch as in another one
         self._newest: int | None = None  # batches of the newest window, until it is known whether it was
         self.may_be_ahead = False  # the first window held more batches than the others, as far as they are known
         self.drained: int | None = None  # windows since the loader ended, in which a loop uses what it has fetched ahead
@@ -80,15 +84,24 @@ class Loop:
 
     def in_hand(self, ahead: int | None) -> int:
         """Batches that were handed over and that no step has used yet, in a loop that fetches `ahead` by so many as far as that is known. It is no such loop
-        where its first window held no more than the others: a batch may have been left unused.
+        where its first window held no more than the others: a batch may have been left unused. Where nothing but these numbers tells, those of its first pass
+        do, and only if they are alike: a loop may accumulate over fewer batches later. A first window with fewer backwards to a batch has batches in hand.
         """
+        if ahead is None and (self._is_even or not (self._in_first_pass or self._alike)):
+            return 0
         ahead = self._known(ahead)
-        usual = self._newest if self._usual is None else self._usual
+        usual = (self._newest if self._usual is None else self._usual) if ahead is not None else self._alike_number()
         if not self.may_be_ahead or self.fed_elsewhere or self._first is None or (ahead is None and usual is None):
             return 0
         primed = self._first - (1 if usual is None else usual)
         most = max(0, primed if ahead is None else min(primed, ahead))
         return max(0, most - (self.drained or 0) * self.batches_a_window(most))
+
+    def _alike_number(self) -> int | None:
+        """Of each window behind the first one; None where they differ."""
+        newest = {self._newest} if self._in_first_pass and self.drained is None and self._newest is not None else set()
+        found = self._alike | newest
+        return found.pop() if len(found) == 1 else None
 
     def _known(self, ahead: int | None) -> int | None:
         """By how many batches the loop is ahead: as a trace has seen it, or else as its backwards tell."""
@@ -145,6 +158,8 @@ class Loop:
         if not evaluation:
             if self._newest is not None and self.drained is None:
                 self._usual = self._newest if self._usual is None else min(self._usual, self._newest)
+                if self._in_first_pass:
+                    self._alike.add(self._newest)
             self.drained = self._newest = None
             self.feeds_itself = False
             self._trained_batches, self._backwards_of_batch = self._trained_batches + 1, 0
@@ -159,6 +174,7 @@ class Loop:
     def pass_ended(self) -> None:
         """A loader has no more batches. A loop that prefetches has some in hand still."""
         self.drained = self.drained or 0
+        self._in_first_pass &= self._first is None
 
     def pass_left(self, *, batches: int) -> None:
         """The loop has let go of a loader that had given it so many batches in this pass.
@@ -225,10 +241,12 @@ class Loop:
         return first
 
     def _count_batches(self) -> None:
+        backwards, self._backwards_counted = self._backwards - self._backwards_counted, self._backwards
         if self._first is None:
-            self._first = self.trained_on
+            self._first, self._backwards_of_first = self.trained_on, backwards
         elif self.trained_on and self.drained is None:
             self._newest = self.trained_on
+            self._is_even |= self._in_first_pass and 0 < backwards * self._first <= self._backwards_of_first * self._newest
         if self.trained_on and self._backwards and self.drained is None:
             behind = self._trained_batches - self._backwards
             self._behind = behind if self._behind is None else min(behind, self._behind)

@@ -349,3 +349,21 @@ def test_the_last_step_of_a_pass_is_not_the_usual_one_where_backwards_tell_nothi
     windows = [micro_step * 6 + end, micro_step * 6 + end, micro_step * 6 + end, micro_step * 2 + end]
     again = ["e" + windows[0], *windows[1:]]
     assert trained(Loop(), [*windows, *again, *again])[4:] == [0] * 8
+
+
+@pytest.mark.parametrize("micro_step", ["hbb", "h"])
+def test_fewer_batches_a_step_from_a_later_pass_on_are_no_batches_in_hand(micro_step: str) -> None:
+    """Accumulation over four micro-batches in the first pass and over two from then on: with two backwards each, or one for all of them."""
+    end = "" if "b" in micro_step else "b"
+    long, short = micro_step * 4 + end, micro_step * 2 + end
+    assert trained(Loop(), [long, long, "e" + short, *3 * [short], "e" + short, short])[1:] == [0] * 7
+    assert trained(Loop(), [long, "e" + short, short, short])[1:] == [0] * 3  # a pass of one step
+
+
+def test_a_pass_of_a_long_and_a_short_step_leaves_no_batches_in_hand() -> None:
+    assert trained(Loop(), ["hbb" * 6, "hbb" * 2, "e" + "hbb" * 6, "hbb" * 2]) == [0] * 4
+
+
+def test_what_is_in_hand_in_a_first_pass_is_so_in_a_later_one_of_longer_steps() -> None:
+    ahead = ["hhbb", "hbb", "hbb", "ebb"]
+    assert trained(Loop(), [*ahead, *ahead])[1:7] == [1, 1, 0, 1, 1, 1]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from listening import run_script
 
-
 pytestmark = pytest.mark.e2e  # scripts with torch in processes of their own
 
 
