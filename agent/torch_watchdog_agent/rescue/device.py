@@ -5,8 +5,8 @@ garbage. So before every update the stream is told to wait until a word is 0, an
 that is done. Closing the gate is one store to memory; reading the parameters on another stream then gives the state after exactly `done` updates.
 Owns where the words lie (in the rank's ring, so that they outlive it), the calls of the CUDA driver (through ctypes: torch has none of them), and the
 reading behind a closed gate: plain copies to the host on a stream made beforehand, no kernel, no allocation on the device, in a thread that may be given
-up: a kernel's first use, a free, or a wait for the default stream would wait for the stuck one. Where the driver lacks the calls nothing is gated, and
-said so.
+up: a kernel's first use, a free, or a wait for the default stream would wait for the stuck one. So would whoever makes an event or a stream while a launch
+waits for room in its queue, and the driver's lock makes all who come behind that one wait, too. Where the driver lacks the calls nothing is gated, and said so.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ __all__ = ["DeviceGate", "abort_groups", "of_this_process", "to_host"]
 
 T = TypeVar("T")
 
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _WAIT_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 _REGISTER = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _LOST = frozenset({214, 220, 700, 702, 710, *range(714, 720)})  # errors of the driver after which the context is gone (cuda.h)
 _GATE, _BEGUN, _DONE, _OPENED = 0, 1, UPDATES_DONE, 3
-PROBE_S = 3.0
 STALL_S = 10.0  # for one tensor's copy, and what it takes at a tenth of the slowest bus besides
 _SLOW_BYTES_S = 200e6
 ABORT_S = 10.0  # for an abort, which may wait for a device that never answers
@@ -54,6 +55,10 @@ class DeviceGate:
         for call in (self._wait, self._write):
             call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
             call.restype = ctypes.c_int
+        self._driver, self._launched = driver, ctypes.c_void_p()
+        if driver.cuEventCreate(ctypes.byref(self._launched), _DISABLE_TIMING):
+            raise OSError("the CUDA driver makes no event")
+        self._unanswered: dict[str, Future[Any]] = {}
         self._device, self._beside = device, torch.cuda.Stream(device)
         self._words, self._address = _registered(driver, shared) or _pinned()
         self._updates_on = torch.cuda.current_stream(device)
@@ -116,21 +121,7 @@ class DeviceGate:
 
         A full launch queue, say: the training thread then sits in the driver and holds its lock.
         """
-        import torch
-
-        answer: Future[T] = Future()
-
-        def reading() -> None:
-            try:
-                with torch.cuda.device(self._device), torch.cuda.stream(self._beside):
-                    answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001  whatever it is: the thread that waits gets it
-                answer.set_exception(error)
-
-        try:
-            threading.Thread(target=reading, name="torch-watchdog-reading", daemon=True).start()
-        except RuntimeError as error:  # the machine gives no thread any more
-            raise TimeoutError(f"the device cannot be asked: {error}") from None
+        answer = self._begun(work)
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -144,6 +135,25 @@ class DeviceGate:
                 if now >= deadline:
                     raise TimeoutError(f"the device did not answer within {within_s:g} s") from None
 
+    def _begun(self, work: Callable[[], T]) -> Future[T]:
+        """What becomes of the work in a thread of its own. Raises TimeoutError where the machine gives none any more."""
+        import torch
+
+        answer: Future[T] = Future()
+
+        def reading() -> None:
+            try:
+                with torch.cuda.device(self._device), torch.cuda.stream(self._beside):
+                    answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001  whatever it is: the thread that waits gets it
+                answer.set_exception(error)
+
+        try:
+            threading.Thread(target=reading, name="torch-watchdog-reading", daemon=True).start()
+        except RuntimeError as error:
+            raise TimeoutError(f"the device cannot be asked: {error}") from None
+        return answer
+
     def to_host(self, value: Any) -> Any:
         """As the function, and a copy that takes too long is given up: a launch that fills the queue keeps the driver's lock, for all threads."""
 
@@ -156,29 +166,41 @@ class DeviceGate:
         return to_host(value, copied)
 
     def is_busy(self, *, within_s: float) -> bool:
-        """Whether what is launched by now is still not done after so long: a collective that another rank is not in, say."""
-        import torch
+        """Whether what is launched by now is still not done after so long: a collective that another rank is not in, say. By the driver itself, without
+        Python's lock, and with an event that is there: where the launch queue is full the question waits in the driver."""
+        driver, event, stream = self._driver, self._launched, ctypes.c_void_p(self._updates_on.cuda_stream)
 
-        def launched_is_done() -> bool:
-            event = torch.cuda.Event()
-            event.record(self._updates_on)
+        def is_done() -> bool:
+            status = driver.cuEventRecord(event, stream)
             deadline = time.monotonic() + within_s
-            while not (done := event.query()) and time.monotonic() < deadline:
+            while not status and driver.cuEventQuery(event) == _NOT_READY:
+                if time.monotonic() >= deadline:
+                    return False
                 time.sleep(_POLL_S)
-            return bool(done)
+            return True  # or the context is gone, and nothing is waited for any more
 
-        try:
-            return not self.read(launched_is_done, within_s=2 * within_s)
-        except TimeoutError:
+        return not self._answered("busy", is_done, within_s=1.5 * within_s)
+
+    def answers(self, parameter: Any, *, within_s: float) -> bool:
+        """Whether another thread of this process can still read from the device."""
+
+        def reads() -> bool:
+            to_host(parameter.detach().reshape(-1)[:1])
             return True
 
-    def answers(self, parameter: Any) -> bool:
-        """Whether another thread of this process can still read from the device."""
+        return self._answered("reads", reads, within_s=within_s)
+
+    def _answered(self, question: str, work: Callable[[], bool], *, within_s: float) -> bool:
+        """What a thread of its own finds; no, where it does not come back: the next that asks the same waits for that one."""
+        answer = self._unanswered.pop(question, None)
         try:
-            self.read(lambda: to_host(parameter.detach().reshape(-1)[:1]), within_s=PROBE_S)
+            if answer is None or answer.done():
+                answer = self._begun(work)
+            return bool(answer.result(within_s))
         except TimeoutError:
+            if answer is not None:
+                self._unanswered[question] = answer
             return False
-        return True
 
 
 def to_host(value: Any, copied: Callable[[Any, Any], Any] = lambda copy, tensor: copy.copy_(tensor)) -> Any:

@@ -25,6 +25,8 @@ __all__ = ["OnGpu"]
 STEPS_KEPT = 64  # a launch queue holds fewer windows
 NOT_KEPT = -1  # windows back, of a window of which nothing is held any more
 BUSY_S = 1.0  # a device that does nothing but wait for another rank is busy for longer
+PROBE_S = 3.0  # for the first word of the parameters
+GLANCE_S = 1.0  # the same, with BUSY_S within the time in which a look is to be answered (ANSWER_S in job/hangs.py)
 
 
 class OnGpu:
@@ -107,12 +109,12 @@ class OnGpu:
         self.closed = Ahead.behind(self._gate, self._rank.loop, self._rank.window, fetches=fetches, within_s=within_s)
         return self.closed
 
-    def answers(self, state: TrainingState) -> bool:
+    def answers(self, state: TrainingState, *, within_s: float) -> bool:
         """Whether another thread of this process can still read the parameters. Of a sharded one its own shard: else the question were a collective."""
         parameter = state.optimizers[0].param_groups[0]["params"][0] if state.optimizers else None
         if self._gate is None or parameter is None:
             return False
-        return self._gate.answers(parameter.to_local() if hasattr(parameter, "to_local") else parameter)
+        return self._gate.answers(parameter.to_local() if hasattr(parameter, "to_local") else parameter, within_s=within_s)
 
     def save(self, order: Rescue, *, has_begun: Callable[[], bool], part: int | None, within_s: float) -> Saved:
         """The state, or this rank's `part` of it, behind the closed gate, by plain copies to the host; buffers as they were copied at the start of a step

@@ -38,11 +38,12 @@ _NOT_WAITING = ("/torch/distributed/elastic/", "/torch/distributed/checkpoint/",
 def answer(order: Look, rank: Rank, gpu: OnGpu, *, at: tuple[int, bool]) -> Looked:
     """Asked once the job has come to a standstill. `at`: the step, and whether the rank is between two."""
     from torch_watchdog_agent.hooks.distributed import group_timeout_s
+    from torch_watchdog_agent.rescue.gpu import GLANCE_S
 
     waits, stack, where = looked_at()
     waits = waits or gpu.is_busy()
     timeout_s = group_timeout_s()
-    flight = recorded(rank, device_answers=lambda: gpu.answers(rank.subjects.now()))
+    flight = recorded(rank, device_answers=lambda: gpu.answers(rank.subjects.now(), within_s=GLANCE_S))
     return Looked(
         rank=rank.identity.rank, generation=order.generation, waits=waits, stack=stack + flight.lines, where=where, step=at[0], between=at[1],
         timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=_calls(rank, flight),

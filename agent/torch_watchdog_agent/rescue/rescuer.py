@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
-from torch_watchdog_agent.rescue.gpu import OnGpu
+from torch_watchdog_agent.rescue.gpu import PROBE_S, OnGpu
 from torch_watchdog_agent.rescue.half_step import Phase, Place
 from torch_watchdog_agent.rescue.own_failure import OwnFailure
 from torch_watchdog_agent.rescue.recent import RecentBatches
@@ -308,7 +308,7 @@ class Rescuer:
         if why:
             return "nothing", why
         holds, why = self._shares(state)
-        if (holds == "all" or self._part[1]) and not self._gpu.answers(state):
+        if (holds == "all" or self._part[1]) and not self._gpu.answers(state, within_s=PROBE_S):
             return (
                 "nothing",
                 "the device answers to no other thread: its launch queue is full, or the loop waits in a copy such as tensor.cpu()",

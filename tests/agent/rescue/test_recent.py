@@ -110,14 +110,14 @@ def test_a_device_is_asked_for_a_shard_of_its_own_and_never_for_a_collective(mon
     from torch_watchdog_agent.rescue import device
 
     asked: list[torch.Tensor] = []
-    gate = SimpleNamespace(answers=lambda parameter: asked.append(parameter) is None, before_update=lambda number: None)
+    gate = SimpleNamespace(answers=lambda parameter, within_s: asked.append(parameter) is None, before_update=lambda number: None)
     monkeypatch.setattr(device, "of_this_process", lambda parameter, shared: gate)
     optimizer = SimpleNamespace(param_groups=[{"params": [Sharded()]}])
     here: Any = SimpleNamespace(config=SimpleNamespace(device_gate=True), loop=Loop(), history=SimpleNamespace(device_words=None))
     gpu = OnGpu(here)
     state: Any = SimpleNamespace(optimizers=[optimizer])
-    assert not gpu.answers(state)
+    assert not gpu.answers(state, within_s=3.0)
     gpu.before_update(optimizer, first=True)
-    assert gpu.answers(state)
+    assert gpu.answers(state, within_s=3.0)
     assert torch.equal(asked[0], torch.ones(3))
-    assert not gpu.answers(SimpleNamespace(optimizers=[]))  # type: ignore[arg-type]
+    assert not gpu.answers(SimpleNamespace(optimizers=[]), within_s=3.0)  # type: ignore[arg-type]
