@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
+import traceback
 
 from torch_watchdog_proto.messages import Violation
 
-__all__ = ["AgentError", "BadBatchError", "of_a_lost_device", "text_of"]
+__all__ = ["AgentError", "BadBatchError", "let_through", "of_a_lost_device", "of_a_signal", "text_of"]
 
 # After these no call of CUDA's succeeds in this process any more. Memory that ran out is none of them.
 _LOST = re.compile(r"CUDA error: (?!out of memory)")
@@ -49,6 +51,23 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - the user's own class
         return ""
+
+
+def of_a_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised this: in whatever it interrupted. It is the script's, wherever that was."""
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def let_through(error: BaseException) -> None:
+    """Raises what a handler of a signal has raised, where another of its type is expected."""
+    if of_a_signal(error):
+        raise error
+
+
+def _code_of(handler: object) -> object:
+    called = getattr(handler, "func", handler)  # of a partial
+    return getattr(called if hasattr(called, "__code__") else vars(type(called)).get("__call__"), "__code__", None)
 
 
 def of_a_lost_device(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_agent.errors import BadBatchError, of_a_signal
 from torch_watchdog_agent.turned_off import why_unknown
 from torch_watchdog_proto.messages import Hold, Refused, Violation
 from torch_watchdog_proto.sentences import and_then
@@ -89,7 +89,9 @@ class Holds:
             if not bundle.write(folder / name, batch, max_bytes=bundle.MAX_HELD_BYTES, from_device=True):
                 return violation
             bundle.keep_newest(folder, attempt=attempt, rank=number)
-        except Exception as error:  # noqa: BLE001 - a full disk, a dtype that the format does not know: the hold goes on
+        except Exception as error:  # a full disk, a dtype that the format does not know: the hold goes on
+            if of_a_signal(error):
+                raise
             rank.say(f"the bad batch could not be kept ({type(error).__name__}: {error})")
             return violation
         return replace(violation, bundle=f"{bundle.FOLDER}/{name}")

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog_agent.errors import of_a_signal
 from torch_watchdog_proto.messages import KEPT_BATCH, BatchFact, Violation
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ class NotFinite:
             return
         try:
             kept = self._kept()
-        except Exception as error:  # noqa: BLE001  a full disk, a dtype that the format does not know: the training goes on
+        except Exception as error:  # a full disk, a dtype that the format does not know: the training goes on
+            if of_a_signal(error):
+                raise
             rank.say(f"the batch of a loss that is not finite could not be kept ({type(error).__name__}: {error})")
         else:
             if kept is not None:

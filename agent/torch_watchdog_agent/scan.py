@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from torch_watchdog_agent.errors import of_a_signal
 from torch_watchdog_agent.hooks.indices import Source
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class Scan:
                 batch, source, checked = take()
             except StopIteration:
                 break
-            except Exception as error:  # noqa: BLE001  what a sample makes of the data set's code is a finding
+            except Exception as error:  # what a sample makes of the data set's code is a finding
+                if of_a_signal(error):
+                    raise
                 failures += 1
                 self._failed(error, failed_at())
                 continue

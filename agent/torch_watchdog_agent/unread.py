@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog_agent.errors import let_through
 from torch_watchdog_agent.streams import current_stream
 from torch_watchdog_proto.messages import Violation
 
@@ -54,7 +55,8 @@ class Unread:
                     first.sent.wait()
                 elif not first.sent.arrived():
                     break
-            except RuntimeError:
+            except RuntimeError as error:
+                let_through(error)
                 self.under_check.clear()
                 break
             self.under_check.popleft()

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from torch_watchdog_agent.checkpoint.buffers import local_of
 from torch_watchdog_agent.checkpoint.subjects import Subjects
+from torch_watchdog_agent.errors import of_a_signal
 
 __all__ = ["Hands"]
 
@@ -72,7 +73,9 @@ class Hands:
     def _content(self) -> list[float]:
         try:
             return _content(self._params)
-        except Exception:  # noqa: BLE001  a kind of tensor that has no norm (float8): nothing is learned
+        except Exception as error:  # a kind of tensor that has no norm (float8): nothing is learned
+            if of_a_signal(error):
+                raise
             self._windows_left = 0
             return []
 

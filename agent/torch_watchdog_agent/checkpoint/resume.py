@@ -20,6 +20,7 @@ from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer, is_on
 from torch_watchdog_agent.config import AgentConfig
+from torch_watchdog_agent.errors import of_a_signal
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.peers import Peers
@@ -155,7 +156,9 @@ def _in_the_epoch(target: TrainingState, rank: int) -> Callable[[], None]:
     def as_it_was() -> None:
         try:
             has_stepped = put_back()
-        except Exception as error:  # noqa: BLE001  this is the user's own loader: the training goes on
+        except Exception as error:  # this is the user's own loader: the training goes on
+            if of_a_signal(error):
+                raise
             _say(f"rank {rank}: a scheduler could not be put back to where the checkpoint has it ({type(error).__name__}: {error})")
             return
         if has_stepped:

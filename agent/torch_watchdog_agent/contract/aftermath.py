@@ -19,7 +19,7 @@ from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, Resolve, replayed
 from torch_watchdog_agent.contract.rules import LOOKED_AT, Rule
 from torch_watchdog_agent.contract.sizes import Reading, Shapes, Size, readings_say
 from torch_watchdog_agent.contract.where import Origin
-from torch_watchdog_agent.errors import text_of
+from torch_watchdog_agent.errors import let_through, text_of
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Violation
 
 __all__ = ["is_of_the_forward", "not_probabilities", "probability_violation", "suspected"]
@@ -62,7 +62,8 @@ def _broken(rule: Rule, origin: Origin, resolve: Resolve) -> Finding | None:
         allowed = rule.allowed_by(lambda size: resolve(size, ()))
         values = () if rule.kind in ("spread", "reach") else replayed(rule.recipe, origin.leaves, resolve)
         mask = offending(rule.kind, values, allowed, rule.options)
-    except DOES_NOT_FIT:
+    except DOES_NOT_FIT as error:
+        let_through(error)
         return None
     return None if mask is None else Finding(rule=rule, allowed=allowed, values=values, mask=mask)
 

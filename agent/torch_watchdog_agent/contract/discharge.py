@@ -18,6 +18,7 @@ from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import PICKS, VIEWS
 from torch_watchdog_agent.contract.replay import Concrete, Program
 from torch_watchdog_agent.contract.rules import Rule
+from torch_watchdog_agent.errors import let_through
 
 __all__ = ["ValueSets", "follows", "possible_values", "value_sets"]
 
@@ -144,7 +145,8 @@ class _Abstract:
     def run(self, step: Concrete) -> None:
         try:
             result: _Set | None = _rule_for(step.step.name)(self, step)
-        except (_UnknownError, RuntimeError, IndexError, TypeError, ValueError, AttributeError):
+        except (_UnknownError, RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
+            let_through(error)
             result = None
         if step.step.writes:
             self._write(step, result)

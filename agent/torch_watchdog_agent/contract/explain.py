@@ -25,6 +25,7 @@ from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import Size
 from torch_watchdog_agent.contract.where import Origin, comparable, flat_to_element, lengths_of, value_at
 from torch_watchdog_agent.contract.words import beside_the_point, expression
+from torch_watchdog_agent.errors import let_through
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Derived, Number, Violation
 
 __all__ = ["device_violation", "odd_violation", "plain_violation", "violation_of"]
@@ -135,7 +136,8 @@ def _cell(finding: Finding, origin: Origin, resolve: Resolve) -> tuple[_Cell, De
 def _ids(rule: Rule, origin: Origin, key: str, resolve: Resolve) -> torch.Tensor | None:
     try:
         return element_ids(rule.recipe, origin.leaves, key, resolve)
-    except DOES_NOT_FIT:
+    except DOES_NOT_FIT as error:
+        let_through(error)
         return None
 
 

@@ -26,7 +26,7 @@ from torch_watchdog_agent.contract.inside import ModuleWatch, not_finite_inside
 from torch_watchdog_agent.contract.learn import Contract
 from torch_watchdog_agent.contract.mailbox import Mailbox
 from torch_watchdog_agent.contract.misfit import misfit
-from torch_watchdog_agent.contract.mode import compiled_code_in_the_way, modes_on_stack, without_modes
+from torch_watchdog_agent.contract.mode import USUAL, Standing, compiled_code_in_the_way, modes_on_stack, without_modes
 from torch_watchdog_agent.contract.ondevice import Finite, Look, Part
 from torch_watchdog_agent.contract.plan import Finding, plan_for
 from torch_watchdog_agent.contract.plans import MAX_PLANS, Plans
@@ -40,7 +40,7 @@ from torch_watchdog_agent.contract.table import as_table
 from torch_watchdog_agent.contract.tracing import Flight, Tracer
 from torch_watchdog_agent.contract.verdict import verdict
 from torch_watchdog_agent.contract.where import Origin
-from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_agent.errors import BadBatchError, of_a_signal
 from torch_watchdog_proto.messages import Violation
 
 __all__ = ["Checked", "Guard", "UnderCheck"]
@@ -89,13 +89,12 @@ class Guard:
         self._batches += 1
         if self._off:
             return Checked(batch_id=self._batches)
+        before = USUAL if torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack() else Standing()
         try:  # as _guarded does, with a call less
             with self._one_at_a_time:
                 return self._check(batch, indices, worker)
-        except BadBatchError:
-            raise
-        except Exception as error:  # noqa: BLE001
-            self._turn_off(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001
+            self._failed(error, before)
             return Checked(batch_id=self._batches)
 
     def handed_over(self, checked: Checked, batch: object) -> None:
@@ -174,20 +173,25 @@ class Guard:
     def _guarded(self, otherwise: Result, body: Callable[..., Result], *args: Any) -> Result:
         if self._off:
             return otherwise
+        before = USUAL if torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack() else Standing()
         try:
             with self._one_at_a_time:
                 return body(*args)
-        except BadBatchError:
-            raise
-        except Exception as error:  # noqa: BLE001
-            self._turn_off(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001
+            self._failed(error, before)
             return otherwise
 
-    def _turn_off(self, why: str) -> None:
-        self._off = True
+    def _failed(self, error: BaseException, before: Standing) -> None:
+        if isinstance(error, BadBatchError):
+            raise error
+        if is_own := not isinstance(error, Exception) or of_a_signal(error):  # the script's
+            before.put_back(self._tracer.mode)
         self._tracer.abandon()
+        if is_own:
+            raise error
+        self._off = True
         self._plans.forget()
-        self._say(f"the batch guard turned itself off, the training goes on unguarded ({why})")
+        self._say(f"the batch guard turned itself off, the training goes on unguarded ({type(error).__name__}: {error})")
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:
@@ -291,7 +295,9 @@ class Guard:
             return batch, under_check
         try:
             return replaced(batch, legal), under_check
-        except Exception as error:  # noqa: BLE001  a container of the user's own that cannot be made again
+        except Exception as error:  # a container of the user's own that cannot be made again
+            if of_a_signal(error):
+                raise
             self._say_once(
                 f"{type(batch).__name__} cannot be copied ({type(error).__name__}: {error}): "
                 "a bad value in a batch that is on a GPU already is named, but not kept from the model"
@@ -329,10 +335,7 @@ class Guard:
         if call is None or origin is None:
             return None
         with without_modes():
-            try:
-                return not_finite_inside(call, origin)
-            except Exception:  # noqa: BLE001  a model that cannot be copied, or called once more: nobody can say
-                return None
+            return not_finite_inside(call, origin)
 
     def _judged_again(self, checked: Checked) -> Checked:
         if checked.origin is None or checked.version == self._plans.version:

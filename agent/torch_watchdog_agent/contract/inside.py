@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch_watchdog_agent.contract.calls import Call, outermost_module
 from torch_watchdog_agent.contract.frames import ModuleNames
 from torch_watchdog_agent.contract.where import Origin, flat_to_element
+from torch_watchdog_agent.errors import of_a_signal
 from torch_watchdog_proto.messages import BatchFact, BoundFact, Sample, Violation
 
 __all__ = ["ModuleWatch", "not_finite_inside"]
@@ -49,6 +50,15 @@ class _Finding:
 
 def not_finite_inside(call: Call, origin: Origin) -> Violation | None:
     """Where the forward of this batch goes wrong; None where it does not, or nobody can say."""
+    try:
+        return _found_inside(call, origin)
+    except Exception as error:  # a model that cannot be copied, or called once more
+        if of_a_signal(error):
+            raise
+        return None
+
+
+def _found_inside(call: Call, origin: Origin) -> Violation | None:
     model = call.model()
     if model is None or not _may_be_copied(model):
         return None

@@ -20,6 +20,7 @@ from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, as_recorded, repl
 from torch_watchdog_agent.contract.rules import LOOKED_AT, TRACES_FOR_DERIVED, Rule
 from torch_watchdog_agent.contract.sizes import Shapes, Size, fresh, merged
 from torch_watchdog_agent.contract.tape import Site, Tape, sampled
+from torch_watchdog_agent.errors import let_through
 
 READ_OFF_DATA = "its limit may depend on data"
 MAX_LOOKS = 8
@@ -255,6 +256,7 @@ def self_check(rule: Rule, site: Site, lesson: Lesson) -> str | None:
     try:
         values = replayed(rule.recipe, lesson.leaves, as_recorded)
     except DOES_NOT_FIT as error:
+        let_through(error)
         return f"it cannot be computed again: {type(error).__name__}"
     again = sampled(values[0])
     if site.sample is None or again.shape != site.sample.shape or not torch.equal(again.to(site.sample.dtype), site.sample):

@@ -7,12 +7,11 @@ first seen under a mode would otherwise stay eager for ever, silently.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from torch_watchdog_agent.contract.calls import Call, call_under_way
 from torch_watchdog_agent.contract.consumers import Use, uses_of
@@ -21,10 +20,10 @@ from torch_watchdog_agent.contract.nodes import Schema, schema_of
 from torch_watchdog_agent.contract.stretched import stretched
 from torch_watchdog_agent.contract.tape import Site, Tape
 from torch_watchdog_agent.contract.watchers import Watchers
-from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_agent.errors import BadBatchError, of_a_signal
 from torch_watchdog_proto.messages import Violation
 
-__all__ = ["TraceMode", "compiled_code_in_the_way", "modes_on_stack", "without_modes"]
+__all__ = ["USUAL", "Standing", "TraceMode", "compiled_code_in_the_way", "modes_on_stack", "without_modes"]
 
 MAX_OPERATORS = 200_000  # a step of more (generation) is not recorded to its end
 Examine = Callable[[Site, Sequence[torch.Tensor], torch.Tensor | None], None]
@@ -41,17 +40,56 @@ def compiled_code_in_the_way() -> bool:
     return not hasattr(torch.compiler, "set_stance") and any(map(callable, getattr(frames, "cached_backends", {}).values()))
 
 
-@contextmanager
-def without_modes() -> Iterator[None]:
-    """Our own tensor work: seen by no mode, recorded by no autograd."""
-    if modes_on_stack():
-        with torch.no_grad(), _disable_current_modes():
-            yield
-    elif torch.is_grad_enabled():
-        with torch.no_grad():
-            yield
-    else:
-        yield
+class Standing:
+    """What is on for this thread, to be put back where a handler of a signal raises between two halves of a change."""
+
+    __slots__ = ("_grad", "_modes")
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._modes = [torch._C._get_dispatch_stack_at(at) for at in range(modes_on_stack())] if modes_on_stack() else []
+
+    @classmethod
+    def usual(cls) -> Standing:
+        """Gradients are on, and no mode is."""
+        usual = cls()
+        usual._grad, usual._modes = True, []
+        return usual
+
+    def put_back(self, ours: TraceMode | None = None) -> None:
+        """But for one of ours that was popped since; and `ours`, which was pushed since, stays to be popped as is right."""
+        modes = [mode for mode in self._modes if not isinstance(mode, TraceMode) or mode.pushed]
+        if ours is not None and ours.pushed and ours not in modes:
+            modes.append(ours)
+        if modes or modes_on_stack():
+            _off_the_stack()
+            for mode in modes:
+                _push_mode(mode)
+        torch._C._set_grad_enabled(self._grad)
+
+
+USUAL = Standing.usual()
+
+
+class without_modes:  # noqa: N801  said as torch.no_grad is
+    """Our own tensor work: seen by no mode, recorded by no autograd. No generator: one that a signal left in the middle would end at some later time."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self) -> None:
+        self._before = Standing()
+
+    def __enter__(self) -> None:
+        torch._C._set_grad_enabled(False)
+        _off_the_stack()
+
+    def __exit__(self, *_: object) -> None:
+        self._before.put_back()
+
+
+def _off_the_stack() -> None:
+    while modes_on_stack():
+        _pop_mode()
 
 
 class TraceMode(TorchDispatchMode):  # type: ignore[misc]
@@ -91,7 +129,10 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         depth = modes_on_stack()
         if depth == 0 or torch._C._get_dispatch_stack_at(depth - 1) is not self:
             return False
-        self.__exit__(None, None, None)
+        try:
+            self.__exit__(None, None, None)
+        except IndexError:  # a signal's handler has raised in the middle of this before
+            _pop_mode()
         self.pushed = False
         self._release_compile()
         return True
@@ -126,14 +167,20 @@ class TraceMode(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _guarded(self, body: Callable[..., None], *args: Any) -> None:
-        """Whatever fails in our own record, the operator runs."""
+        """Whatever fails in our own record, the operator runs; but what a handler of a signal has raised is the script's."""
+        before = torch.is_grad_enabled()
         try:
-            with torch.no_grad():
-                body(*args)
+            torch._C._set_grad_enabled(False)  # in one call, and back in one: a signal's handler may raise between the two
+            body(*args)
         except BadBatchError:
             raise
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if of_a_signal(error):
+                self.refused = True  # half a record teaches nothing
+                raise
             self.failure = error
+        finally:
+            torch._C._set_grad_enabled(before)
 
     def _before(self, func: Any, schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._hold_compile()

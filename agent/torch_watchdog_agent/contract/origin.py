@@ -9,6 +9,7 @@ import torch
 from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import MOVES, PICKS, Recipe, Step
 from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, Resolve, bound, filled
+from torch_watchdog_agent.errors import let_through
 
 __all__ = ["element_ids"]
 
@@ -42,7 +43,8 @@ def _follow(step: Step, values: dict[int, torch.Tensor], ids: dict[int, torch.Te
     outs = [made] if isinstance(made, torch.Tensor) else list(made)
     try:
         moved = _moved(step, args, kwargs, values, ids, outs)
-    except DOES_NOT_FIT:
+    except DOES_NOT_FIT as error:
+        let_through(error)
         moved = [torch.full(out.shape, NOWHERE, dtype=torch.int64, device="cpu") for out in outs]
     for number, out, origin in zip(step.outputs, outs, moved, strict=False):
         if number is not None:
@@ -91,6 +93,7 @@ def _aligned(step: Step, ids: Mapping[int, torch.Tensor], out: torch.Tensor) -> 
         if origin.dim() <= out.dim() and bool((origin >= 0).any()):
             try:
                 return origin.expand(out.shape).clone()
-            except RuntimeError:
+            except RuntimeError as error:
+                let_through(error)
                 continue
     return torch.full(out.shape, NOWHERE, dtype=torch.int64, device="cpu")

@@ -19,6 +19,7 @@ from torch_watchdog_agent.contract.recipe import VIEWS
 from torch_watchdog_agent.contract.replay import Program, instantiated
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.sizes import AmbiguousSizeError, Shapes
+from torch_watchdog_agent.errors import let_through
 
 __all__ = ["Check", "Finding", "Plan", "plan_for"]
 
@@ -66,7 +67,8 @@ class Plan:
         for check in (*doubtful, *self.derived):
             try:
                 one = _judged(check, leaves)
-            except (RuntimeError, IndexError, ValueError):
+            except (RuntimeError, IndexError, ValueError) as error:
+                let_through(error)
                 failed.append(check.rule)
                 continue
             found += [one] if one is not None else []
@@ -98,7 +100,8 @@ def plan_for(rules: Sequence[Rule], leaves: Mapping[str, torch.Tensor], shapes: 
             pending += _enter(plan, rule, readable, shapes, unread)
         except AmbiguousSizeError:
             plan.unsettled.append(rule)
-        except (RuntimeError, IndexError, ValueError, TypeError):
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            let_through(error)
             plan.broken.append(rule)
     _sort_out(plan, pending, readable)
     return plan

@@ -22,6 +22,7 @@ from torch_watchdog_agent.contract.findings import Past
 from torch_watchdog_agent.contract.plan import Check, Plan
 from torch_watchdog_agent.contract.signature import Signature
 from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_agent.errors import let_through
 
 __all__ = ["Readies"]
 
@@ -54,7 +55,8 @@ class Readies:
             if ready is None or ready.version != version or ready.signature[1] != training:
                 return None
             stats = ready.judged(flat, items)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, or none that NumPy knows: sparse, nested
+        except (AttributeError, RuntimeError, TypeError) as error:  # no tensor, or none that NumPy knows: sparse, nested
+            let_through(error)
             return None
         if stats is None:
             return None

@@ -11,6 +11,7 @@ import torch
 from torch_watchdog_agent.contract.nodes import Ref
 from torch_watchdog_agent.contract.recipe import Argument, Recipe, Step
 from torch_watchdog_agent.contract.sizes import Shapes, Size, resolved
+from torch_watchdog_agent.errors import let_through
 
 __all__ = ["DOES_NOT_FIT", "Concrete", "Program", "Resolve", "as_recorded", "bound", "filled", "instantiated", "replayed", "resolver"]
 
@@ -85,7 +86,8 @@ def instantiated(recipe: Recipe, leaves: Tensors, shapes: Shapes, *, by_shape: b
     """
     try:
         return _instantiated(recipe, {key: leaves[key].to("meta") for key in recipe.leaves.values()}, shapes, "meta")
-    except (NotImplementedError, RuntimeError, TypeError):
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        let_through(error)
         if by_shape:
             raise
         return _instantiated(recipe, leaves, shapes, "cpu")

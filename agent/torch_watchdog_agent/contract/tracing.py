@@ -27,7 +27,7 @@ from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, as_recorded, repl
 from torch_watchdog_agent.contract.rules import Rule
 from torch_watchdog_agent.contract.tape import Site, Tape
 from torch_watchdog_agent.contract.where import Origin
-from torch_watchdog_agent.errors import BadBatchError
+from torch_watchdog_agent.errors import BadBatchError, let_through
 from torch_watchdog_proto.messages import Violation
 
 __all__ = ["Flight", "Tracer"]
@@ -208,7 +208,8 @@ class Tracer:
     def _again(self, recipe: Recipe, flight: Flight) -> tuple[torch.Tensor, ...] | None:
         try:
             return replayed(recipe, flight.lesson.leaves, as_recorded)
-        except DOES_NOT_FIT:
+        except DOES_NOT_FIT as error:
+            let_through(error)
             return None
 
     def _refuse_device(self, site: Site, index: torch.Tensor, table: torch.Tensor | None) -> None:

@@ -16,6 +16,7 @@ from torch_watchdog_agent.contract.plan import Finding
 from torch_watchdog_agent.contract.replay import DOES_NOT_FIT, replayed, resolver
 from torch_watchdog_agent.contract.signature import shapes_of
 from torch_watchdog_agent.contract.where import Origin
+from torch_watchdog_agent.errors import let_through
 from torch_watchdog_proto.messages import Violation
 
 __all__ = ["verdict"]
@@ -45,7 +46,8 @@ def _is_unseen(finding: Finding, origin: Origin, legal: Leaves | None) -> bool:
     resolve, instead = resolver(shapes_of(origin.leaves)), {**origin.leaves, **legal}
     try:
         return all(_same(replayed(look, origin.leaves, resolve), replayed(look, instead, resolve)) for look in finding.rule.looks or ())
-    except DOES_NOT_FIT:
+    except DOES_NOT_FIT as error:
+        let_through(error)
         return False
 
 

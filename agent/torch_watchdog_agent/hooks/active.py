@@ -16,12 +16,12 @@ from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from torch_watchdog_agent.config import PID_MARK, AgentConfig
-from torch_watchdog_agent.errors import BadBatchError, of_a_lost_device, text_of
+from torch_watchdog_agent.errors import BadBatchError, of_a_lost_device, of_a_signal, text_of
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
 from torch_watchdog_agent.rescue.ending import Ending, hear_exits
 from torch_watchdog_agent.rescue.saving import needed
-from torch_watchdog_agent.rescue.words import is_interrupt, of_a_signal
+from torch_watchdog_agent.rescue.words import is_interrupt
 from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_agent.turned_off import turned_off

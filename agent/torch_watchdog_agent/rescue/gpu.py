@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch_watchdog_agent.errors import of_a_signal
 from torch_watchdog_agent.rescue.ahead import Ahead
 from torch_watchdog_agent.rescue.saving import save, unsaved
 
@@ -75,7 +76,9 @@ class OnGpu:
         first = next((param for group in groups for param in group["params"]), None)
         try:
             return device.of_this_process(first, self._rank.history.device_words)
-        except Exception as error:  # noqa: BLE001  whatever the driver lacks: the training goes on, and a rescue says no
+        except Exception as error:  # whatever the driver lacks: the training goes on, and a rescue says no
+            if of_a_signal(error):
+                raise
             self._rank.say(f"no gate on the device ({error}): if another rank fails, this one cannot tell what its updates have become")
             return None
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_watchdog_agent.errors import text_of
+from torch_watchdog_agent.errors import of_a_signal, text_of
 from torch_watchdog_agent.rescue.flight import NOTHING, Flight, keep, read
-from torch_watchdog_agent.rescue.words import innermost_own, of_a_signal
+from torch_watchdog_agent.rescue.words import innermost_own
 from torch_watchdog_proto.rescue_words import GroupCalls, Look, Looked
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from torch_watchdog_agent.errors import text_of
 
-__all__ = ["Words", "innermost_own", "is_interrupt", "of_a_signal", "words_of"]
+__all__ = ["Words", "innermost_own", "is_interrupt", "words_of"]
 
 MAX_CHAIN = 12
 MAX_TEXT = 500
@@ -52,12 +52,6 @@ def words_of(error: BaseException) -> Words:
         errors.insert(0, current)
         current = _behind(current)
     return Words(errors)
-
-
-def of_a_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised this: in whatever it interrupted."""
-    handlers = {getattr(handler, "__code__", None) for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -6,6 +6,11 @@ import copy
 import io
 import pickle
 import random
+import signal
+import sys
+from collections.abc import Callable
+from inspect import CO_GENERATOR
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -279,6 +284,63 @@ def test_after_an_exception_of_the_training_the_next_batch_finds_everything_clea
     loop.run = step
     assert [one.violation for one in loop.train(data)] == [None] * len(data)
     assert loop.said == []
+
+
+class LateError(RuntimeError):
+    pass
+
+
+def interrupted(at_call: int, work: Callable[[], object]) -> bool:
+    """Does `work`, in whose so manieth call of Python code a signal comes, and its handler raises. False where it makes fewer."""
+    calls = 0
+
+    def handler(*_: object) -> None:
+        raise LateError
+
+    def profile(frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal calls
+        if event == "call" and not frame.f_code.co_flags & CO_GENERATOR:  # of one that is closed Python itself swallows what it raises
+            calls += 1
+            if calls == at_call:
+                signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGUSR2, before)
+    return calls >= at_call
+
+
+def test_what_a_signals_handler_raises_in_a_traced_step_arrives_and_leaves_all_as_it_was() -> None:
+    torch.manual_seed(0)
+    data = batches()
+    Loop(Net(), step).train(data)  # what is imported in a first step is
+    at_call, swallowed, changed = 1, [], []
+    while True:
+        loop = Loop(Net(), step)
+
+        def work(loop: Loop = loop) -> None:
+            loop.guard.handed_over(loop.guard.fetched(data[0], indices=None, worker=None), data[0])
+            step(loop.model, data[0])
+            loop.guard.step_ended()
+
+        try:
+            if not interrupted(at_call, work):
+                break
+            swallowed.append(at_call)
+        except LateError:
+            pass
+        if not torch.is_grad_enabled() or loop.said:
+            changed.append(at_call)
+            torch.set_grad_enabled(True)
+        assert [one.raised for one in loop.train(data[1:4])] == [None] * 3
+        assert modes_on_stack() == 0, at_call
+        at_call += 11
+    assert at_call > 1000
+    assert (swallowed, changed) == ([], [])
 
 
 def test_nothing_is_traced_under_a_dispatch_mode_of_somebody_else() -> None:
