@@ -49,8 +49,8 @@ def restore(
 ) -> Resumed | None:
     """Load the checkpoint at `path` into the given objects, in place; None, and nothing changed, where there is nothing to resume from.
 
-    Each argument is one object or a sequence of them. Call it on every rank, after the process group, the (wrapped) model, the optimizer
-    and the loader are made, before the first batch is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one;
+    Each argument is one object or a sequence of them, `loader` one loader only: that which the training takes its batches from.
+    Call it on every rank, after the process group, the (wrapped) model, the optimizer and the loader are made, before the first batch is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one;
     without it, in a later attempt of one launch (--max-restarts) the newest good one of this run, else the one that the launch was given with
     --resume. Raises RestoreError where the checkpoint is not whole or does not fit.
     """
@@ -66,7 +66,7 @@ def restore(
         return None
     place = _checkpoint_at(Path(asked_for))
     try:
-        return _restore(place, target, loader)
+        return _restore(place, target, _the_one(loader, place))
     except RestoreError:
         raise
     except CheckpointError as error:
@@ -173,6 +173,19 @@ def _checkpoint_at(path: Path) -> Path:
     if (path / MANIFEST).exists() or not path.is_dir():
         return path
     return newest_committed(path) or newest_committed(path / "checkpoints") or path
+
+
+def _the_one(loader: Any, path: Path) -> Any:
+    """A checkpoint knows how far one loader had come, and not which of several that was."""
+    if not isinstance(loader, (list, tuple, dict)):
+        return loader
+    if len(loader) != 1:
+        what = (
+            f"loader= is a {type(loader).__name__} of {len(loader)}, and the place in the data is that of one: which of them is not known"
+        )
+        more = "Give the one that the training takes its batches from. Where it takes them from several in turn, leave out loader= and begin the epoch anew"
+        raise RestoreError(path, what, more)
+    return next(iter(loader.values() if isinstance(loader, dict) else loader))
 
 
 def _several(item: Any) -> tuple[Any, ...]:

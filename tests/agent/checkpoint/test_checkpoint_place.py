@@ -42,6 +42,20 @@ def test_several_loaders_in_turn_have_no_single_place(tmp_path: Path, monkeypatc
     assert restore(model=model, optimizer=optimizer, path=path) is not None
 
 
+@pytest.mark.parametrize("several", [list, tuple, lambda loaders: dict(enumerate(loaders))])
+def test_a_list_of_one_loader_does_as_that_loader_and_one_of_several_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: Any
+) -> None:
+    model, optimizer, loader, path = saved(tmp_path, monkeypatch, epoch=0, batches=2, rng_at_iter=RANDOM)
+    before = [weight.clone() for weight in model.parameters()]
+    for count in (0, 2):
+        with pytest.raises(RestoreError, match=r"the place in the data is that of one.*Give the one"):
+            restore(model=model, optimizer=optimizer, loader=several([loader] * count), path=path)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert restore(model=model, optimizer=optimizer, loader=several([loader]), path=path) is not None
+    assert len(list(loader)) == 2
+
+
 def test_a_place_that_nobody_saw_is_said_to_be_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
