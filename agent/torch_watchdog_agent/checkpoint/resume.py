@@ -50,9 +50,10 @@ def restore(
     """Load the checkpoint at `path` into the given objects, in place; None, and nothing changed, where there is nothing to resume from.
 
     Each argument is one object or a sequence of them, `loader` one loader only: that which the training takes its batches from.
-    Call it on every rank, after the process group, the (wrapped) model, the optimizer and the loader are made, before the first batch is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one;
-    without it, in a later attempt of one launch (--max-restarts) the newest good one of this run, else the one that the launch was given with
-    --resume. Raises RestoreError where the checkpoint is not whole or does not fit.
+    Call it on every rank, after the process group, the (wrapped) model, the optimizer and the loader are made, before the first batch
+    is taken. `path` is a checkpoint, or a folder of checkpoints: then the newest good one; without it, in a later attempt of one launch
+    (--max-restarts) the newest good one of this run, else the one that the launch was given with --resume. Raises RestoreError where
+    the checkpoint is not whole or does not fit.
     """
     target = TrainingState(
         models=tuple(bare_model(item) for item in _several(model)),

@@ -357,6 +357,8 @@ def test_a_rank_that_skipped_a_batch_is_the_culprit_of_those_that_waited_for_it_
     verdict = judge(first)
     assert verdict.kind == "rank.desync"
     assert "rank 1, in step 5: it skipped a batch" in verdict.summary
+    assert "A checkpoint from after that step, whole as it may be, holds updates that were made out of step" in verdict.cause
+    assert "go on from a checkpoint from before step 5" in verdict.fix
     assert "all_reduce" in verdict.fix
 
 

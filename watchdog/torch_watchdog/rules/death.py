@@ -211,8 +211,10 @@ def _skipped(first: FirstFailure, where: str) -> Verdict:
         severity="critical",
         summary=f"{where}: it skipped a batch that the others trained on; {others} then waited for it in vain",
         cause=f"rank {end.rank} got a batch in step {end.step} and ran no backward from it (as loops do whose loss is not finite), the others did: since then "
-        f"its steps were behind, gradients of different steps were averaged, and it was done with fewer of them while {others} waited in a collective",
-        fix="let every rank skip or none: agree with an all_reduce of a flag before the backward, or run the backward from loss * 0",
+        f"its steps were behind, gradients of different steps were averaged, and it was done with fewer of them while {others} waited in a collective. "
+        "A checkpoint from after that step, whole as it may be, holds updates that were made out of step",
+        fix="let every rank skip or none: agree with an all_reduce of a flag before the backward, or run the backward from loss * 0; "
+        f"go on from a checkpoint from before step {end.step}, where one is kept",
     )
 
 
