@@ -55,8 +55,7 @@ class WindowState:
         self.behind_data = self.ended_late = False  # a pass has ended, and no window begun since; and by a fetch of a late loop
 
     def opened(self, *, updates: int = 0, place: Place = START, rng: RngState | None = None) -> None:
-        """Keep the state of this moment, which has seen so many updates. Of buffers only the newest copy is kept. `place`: in the data, before the window.
-        `rng`: generators that were kept before, as the buffers were."""
+        """Keep the state of this moment, after so many updates. Of buffers only the newest copy. `place`: in the data. `rng`: kept before, as the buffers."""
         if self._subjects.generation != self._generation:
             self._follow()
         self._end, self._left, self.behind_data = None, None, False
@@ -72,6 +71,8 @@ class WindowState:
             self._buffers.keep(updates=updates)
 
     def keep_buffers(self, *, updates: int) -> None:
+        if self._subjects.generation != self._generation:
+            self._follow()
         if self._buffers is not None:
             self._buffers.keep(updates=updates)
 

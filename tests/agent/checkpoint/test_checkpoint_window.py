@@ -11,6 +11,7 @@ from torch import nn
 
 from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
 from torch_watchdog_agent.checkpoint.position import START
+from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects
 from torch_watchdog_agent.checkpoint.window import WindowState
 
@@ -536,3 +537,22 @@ def test_behind_the_end_of_the_data_the_state_is_whole_until_it_is_written_to(wh
         training.model(torch.ones(2, 4))
     assert ("written to since its pass" in training.window.why_moved_on()) is (what != "nothing")
     assert training.window.is_on_other_weights() is (what != "nothing")
+
+
+def test_what_was_kept_behind_an_update_is_what_its_next_window_begins_with_of_a_model_that_is_new_by_then_too() -> None:
+    """A loop that feeds itself, whose second optimizer has stepped for the first time."""
+    training = Training()
+    training.window.opened()
+    other = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    training.subjects.optimizer_seen(second)
+    training.window.keep_buffers(updates=1)
+    drawn, was = RngState.capture(), other[1].running_mean.clone()
+    other(torch.rand(6, 4))
+    training.window.opened(updates=1, rng=drawn)
+    with training.window.rewound():
+        begins_with = torch.rand(6, 4)
+        assert torch.equal(other[1].running_mean, was)
+    drawn.restore()
+    assert torch.equal(begins_with, torch.rand(6, 4))
+    assert not torch.equal(other[1].running_mean, was)
