@@ -55,8 +55,8 @@ class DeviceGate:
         for call in (self._wait, self._write):
             call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
             call.restype = ctypes.c_int
-        self._driver, self._launched = driver, ctypes.c_void_p()
-        if driver.cuEventCreate(ctypes.byref(self._launched), _DISABLE_TIMING):
+        self._driver, self._context, self._launched = driver, ctypes.c_void_p(), ctypes.c_void_p()
+        if driver.cuCtxGetCurrent(ctypes.byref(self._context)) or driver.cuEventCreate(ctypes.byref(self._launched), _DISABLE_TIMING):
             raise OSError("the CUDA driver makes no event")
         self._unanswered: dict[str, Future[Any]] = {}
         self._device, self._beside = device, torch.cuda.Stream(device)
@@ -168,10 +168,10 @@ class DeviceGate:
     def is_busy(self, *, within_s: float) -> bool:
         """Whether what is launched by now is still not done after so long: a collective that another rank is not in, say. By the driver itself, without
         Python's lock, and with an event that is there: where the launch queue is full the question waits in the driver."""
-        driver, event, stream = self._driver, self._launched, ctypes.c_void_p(self._updates_on.cuda_stream)
+        driver, context, event, stream = self._driver, self._context, self._launched, ctypes.c_void_p(self._updates_on.cuda_stream)
 
         def is_done() -> bool:
-            status = driver.cuEventRecord(event, stream)
+            status = driver.cuCtxSetCurrent(context) or driver.cuEventRecord(event, stream)
             deadline = time.monotonic() + within_s
             while not status and driver.cuEventQuery(event) == _NOT_READY:
                 if time.monotonic() >= deadline:

@@ -29,6 +29,9 @@ class Driver:
     def __init__(self) -> None:
         self.room, self.done, self.asked = threading.Event(), threading.Event(), 0
 
+    def cuCtxSetCurrent(self, context: object) -> int:
+        return 0
+
     def cuEventRecord(self, event: object, stream: object) -> int:
         self.asked += 1
         self.room.wait(20)
@@ -47,7 +50,7 @@ def driver() -> Driver:
 def gate(driver: Driver) -> DeviceGate:
     """As one that was made, but for the device."""
     gate = object.__new__(DeviceGate)
-    parts = {"_driver": driver, "_launched": ctypes.c_void_p(), "_unanswered": {}, "_device": -1, "_beside": None}
+    parts = {"_driver": driver, "_context": None, "_launched": ctypes.c_void_p(), "_unanswered": {}, "_device": -1, "_beside": None}
     vars(gate).update(parts, _updates_on=SimpleNamespace(cuda_stream=0))
     return gate
 

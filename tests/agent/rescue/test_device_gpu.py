@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +74,31 @@ def test_a_copy_that_never_ends_is_given_up_and_the_gate_opens_again(shm: Path, 
     gate.open()
     torch.cuda.synchronize()
     assert gate.answers(values, within_s=3.0)
+
+
+@pytest.mark.parametrize("launches", [1, 5000], ids=["behind a closed gate", "with a full launch queue"])
+def test_a_device_is_busy_until_what_was_launched_is_done(launches: int) -> None:
+    gate = device.DeviceGate(torch.device("cuda", 0))
+    values = torch.ones(1000, device="cuda")
+    values.add_(1)
+    torch.cuda.synchronize()
+    assert not gate.is_busy(within_s=5.0)
+    gate.close()
+    gate.before_update(1)
+    stream = torch.cuda.current_stream()
+
+    def launch() -> None:
+        with torch.cuda.stream(stream):
+            for _ in range(launches):
+                values.add_(1)
+
+    training = threading.Thread(target=launch)
+    training.start()
+    training.join(1.0)
+    began = time.monotonic()
+    assert gate.is_busy(within_s=0.5) and gate.is_busy(within_s=0.5)
+    assert time.monotonic() - began < 5.0
+    gate.open()
+    training.join(60)
+    torch.cuda.synchronize()
+    assert not gate.is_busy(within_s=5.0)
