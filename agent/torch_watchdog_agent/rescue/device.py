@@ -55,11 +55,12 @@ class DeviceGate:
         for call in (self._wait, self._write):
             call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
             call.restype = ctypes.c_int
-        self._driver, self._context, self._launched = driver, ctypes.c_void_p(), ctypes.c_void_p()
-        if driver.cuCtxGetCurrent(ctypes.byref(self._context)) or driver.cuEventCreate(ctypes.byref(self._launched), _DISABLE_TIMING):
-            raise OSError("the CUDA driver makes no event")
-        self._unanswered: dict[str, Future[Any]] = {}
         self._device, self._beside = device, torch.cuda.Stream(device)
+        self._driver, self._context, self._launched = driver, ctypes.c_void_p(), ctypes.c_void_p()
+        with torch.cuda.stream(self._beside):
+            if driver.cuCtxGetCurrent(ctypes.byref(self._context)) or driver.cuEventCreate(ctypes.byref(self._launched), _DISABLE_TIMING):
+                raise OSError("the CUDA driver makes no event")
+        self._unanswered: dict[str, Future[Any]] = {}
         self._words, self._address = _registered(driver, shared) or _pinned()
         self._updates_on = torch.cuda.current_stream(device)
         self._is_capturing = torch.cuda.is_current_stream_capturing
