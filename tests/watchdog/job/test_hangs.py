@@ -152,6 +152,17 @@ def test_a_standstill_is_told_in_words_from_its_first_verdict_until_a_step_comes
     assert run.watch.standstill == ""
 
 
+def test_the_batch_that_each_rank_had_in_hand_ends_no_standstill() -> None:
+    run = Run()
+    for _ in range(2):  # a second standstill as the first
+        run.look(waits=(0,), elsewhere=(1,))
+        run.watch.progressed(run.now, batch_of=0)
+        run.watch.progressed(run.now, batch_of=1)
+        assert run.watch.standstill
+        run.watch.progressed(run.now, batch_of=1)
+        assert run.watch.standstill == ""
+
+
 def test_it_is_sure_well_before_the_collective_gives_up() -> None:
     for timeout_s in (20.0, 30.0, 47.0, 100.0, 600.0):
         run = Run(timeout_s=timeout_s)

@@ -164,6 +164,19 @@ def test_a_standstill_is_in_the_status_until_a_step_comes_and_a_batch_that_a_ran
     assert run.job.status().standstill == ""
 
 
+def test_a_batch_that_a_rank_writes_out_as_an_interrupt_ends_it_ends_no_standstill_and_a_second_one_does() -> None:
+    run = Run()
+    for step in range(5):
+        run.now += 1
+        report(run, step + 1, step=(step,), step_ns=(1,))
+    in_hand: dict[str, Any] = {"micro_step": (0,), "micro_of_step": (5,), "loader_ns": (1,), "loss": (1.0,), "loss_known": (True,)}
+    stands_still(run, until=run.now + 15)
+    report(run, 6, **in_hand, micro_time_ns=(1,))
+    assert run.job.status().standstill.startswith("rank 0 waits for rank 1: ")
+    report(run, 7, **in_hand, micro_time_ns=(2,))
+    assert run.job.status().standstill == ""
+
+
 def test_a_network_that_fails_for_a_while_ends_no_job() -> None:
     """Found by reading: the node was back, and its ranks were ended two seconds later, because what they had been asked was lost with the line."""
     run = Run()

@@ -315,6 +315,8 @@ def test_who_was_late_when_a_job_was_ended_is_told_unless_it_is_what_was_found()
     )
     note = f"  note   it stood still by then: {end.standstill}"
     assert summarise([], end)[1:] == [note]
+    interrupted = "job train-1 was interrupted (SIGINT, as by Ctrl-C): 2 ranks, 6 steps, at a standstill (exit code 1)"
+    assert summarise([], replace(end, signalled="SIGINT", exit_code=1)) == [interrupted, note]
     asked_to_end = {"kind": "rank.died", "severity": "warning", "summary": "rank 1: ended by SIGTERM from outside"}
     assert note in summarise([asked_to_end], end)
     assert note not in summarise([{**asked_to_end, "kind": "rank.hang"}], end)

@@ -67,7 +67,7 @@ class Attempt:
         self._losses.see(block, now)
         # What ranks write out while they are freed is no progress, nor a batch that one ended in, which has no time.
         if (block.step or any(block.micro_time_ns)) and not self._rescues.has_begun:
-            self._hangs.progressed(now, [step_ns / 1e9 for step_ns in block.step_ns])
+            self._hangs.progressed(now, [step_ns / 1e9 for step_ns in block.step_ns], batch_of=None if block.step else block.rank)
         self._pace.see(block)
 
     def rank_event(self, node: str, event: m.RankEvent, now: float) -> Iterable[Effect]:

@@ -64,17 +64,23 @@ class HangWatch:
         self._told = False
         self.standstill = ""  # in words, as of the newest look since the last step
         self.late: tuple[int, ...] = ()  # the ranks that it is laid to
+        self._wrote_out: set[int] = set()  # the batch that they had in hand, since then
         self._network_failed = False  # since the last step
         self._ask_again_at = 0.0
 
-    def progressed(self, now: float, steps_s: Iterable[float] = ()) -> None:
-        """Some rank reports steps, which took so long; or batches, as in an evaluation."""
+    def progressed(self, now: float, steps_s: Iterable[float] = (), *, batch_of: int | None = None) -> None:
+        """Some rank reports steps, which took so long; or batches, as in an evaluation. `batch_of`: the rank, where no step has ended. The batch that it had in
+        hand as all stood still is told as its loop goes on, and as an interrupt ends it: the standstill is not over by that one."""
         if self._last is not None:
             self._gaps_s.extend(steps_s)
             if now > self._last:  # several ranks report in one moment
                 self._gaps_s.append(now - self._last)
         self._last, self._asked_at, self._told, self._network_failed = now, None, False, False
-        self._stopped_before, self._split_before, self.standstill = frozenset(), None, ""
+        self._stopped_before, self._split_before = frozenset(), None
+        if batch_of is None or batch_of in self._wrote_out:
+            self.standstill = ""
+        else:
+            self._wrote_out.add(batch_of)
 
     @property
     def deadline(self) -> float | None:
@@ -172,6 +178,8 @@ class HangWatch:
     def _told_once(self, hung: Hung, stood_s: float) -> Hung | None:
         """Again only where it has become sure: at the latest before the collectives give up."""
         hung = replace(hung, sure=hung.sure or stood_s >= self._in_time_s())
+        if not self.standstill:
+            self._wrote_out.clear()
         self.standstill, self.late = hung.words, hung.ranks
         if self._told and not hung.sure:
             return None

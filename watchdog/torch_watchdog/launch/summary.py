@@ -133,7 +133,7 @@ def _nothing_found(end: JobEnd) -> str:
     was_interrupted = end.signalled and end.exit_code and not end.stopped_by_us
     how = f" was {ended_by(end.signalled)}" if was_interrupted else ", its command killed" if end.left_behind else ""
     steps = "" if end.steps is None else f"{steps_told(end.steps, began=end.began_at_update, updates=end.updates)}, "
-    found = f"{steps}nothing found" if end.told else "what was found is not known"
+    found = f"{steps}{'at a standstill' if _stood_still(end) else 'nothing found'}" if end.told else "what was found is not known"
     if end.replays and end.told and not end.exit_code:
         return f"job {end.job}: the batch of {end.replays} raised nothing here (exit code 0)"
     return f"job {end.job}{how}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"
