@@ -391,6 +391,8 @@ class Rank:
         if self.config.replay is not None:
             self.say("the recorded batch went through forward, backward and update without an error")
             raise SystemExit(0)
+        if self.scan is not None:
+            self.scan.updated(self.loop)
         self.window.hands.updated()
         if self.window.schedule.learns or self.window.behind_data:
             self.window.updated()

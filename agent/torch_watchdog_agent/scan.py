@@ -6,6 +6,7 @@ indices of the data set were looked at, for a scan that goes on). No collective 
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import zlib
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.config import AgentConfig
     from torch_watchdog_agent.contract.guard import Checked, Guard
     from torch_watchdog_agent.identity import Identity
+    from torch_watchdog_agent.loop import Loop
     from torch_watchdog_proto.messages import Violation
 
 __all__ = ["Scan", "bad_samples"]
 
 LEARNING_STEPS = 4
 MORE_STEPS = 12  # at most, where the guard is not done tracing
+UNFED_STEPS = 20  # without a batch of a loader, which a script may have for the first time behind some steps of its own
+UNFED_STEPS_BESIDE_A_LOADER = 200
 WRITE_EVERY_S = 1.0
 MAX_FAILURES = 1000  # batches that the loader could not make, one after the other
 MAX_KEYS = 8
@@ -63,6 +67,27 @@ class Scan:
         """Whether the loop has trained for long enough for the guard to know its bounds."""
         return steps >= LEARNING_STEPS and (not tracing or steps >= MORE_STEPS)
 
+    def updated(self, loop: Loop) -> None:
+        """An update has been applied. Ends a rank whose loop gets no batch of a loader: all its training would show nothing. Raises SystemExit."""
+        steps = loop.step + 1
+        if not loop.feeds_itself or self._batches or steps < UNFED_STEPS:
+            return
+        if steps >= UNFED_STEPS_BESIDE_A_LOADER or (steps == UNFED_STEPS and not _has_a_loader()):
+            raise SystemExit(0)
+
+    def seen_elsewhere(self, batch: Any, source: Source, checked: Checked | None, guard: Guard) -> None:
+        """Another thread has taken a batch for the loop, which trains on it. No rank of such a loop drives."""
+        self._batches += 1
+        if checked is not None:
+            self._samples += _size(source, checked)
+            self.found(batch, checked, guard)
+
+    def found(self, batch: Any, checked: Checked, guard: Guard) -> None:
+        """Writes down what is bad in a batch."""
+        if checked.violation is not None:
+            for entry in bad_samples(guard, batch, checked):
+                self._note(entry)
+
     def drive(self, take: Callable[[], Taken], guard: Guard, *, total: int | None, failed_at: Callable[[], Source]) -> None:
         """Takes batches until there are none. The loop never gets them."""
         self.driving, self._since = True, self._clock()
@@ -99,10 +124,8 @@ class Scan:
             self._looked_at.add(source.indices)
         elif self._batches <= self._again:
             return
-        if checked.violation is not None:
-            for entry in bad_samples(guard, batch, checked):
-                self._note(entry)
-        elif checked.suspects and self.driving:
+        self.found(batch, checked, guard)
+        if checked.violation is None and checked.suspects and self.driving:
             self._unconfirmed += 1
         if self._clock() - self._written > WRITE_EVERY_S:
             self.write(finished=False)
@@ -180,6 +203,15 @@ def _size(source: Source, checked: Checked) -> int:
     if source.indices is not None and len(source.indices) != 1:
         return len(source.indices)
     return next((int(tensor.shape[0]) for tensor in checked.leaves.values() if tensor.dim()), 1)
+
+
+def _has_a_loader() -> bool:
+    """Whether there is anything in this process whose batches would be seen."""
+    from torch.utils.data import DataLoader
+
+    from torch_watchdog_agent.hooks.byhand import Watched
+
+    return any(issubclass(type(one), (DataLoader, Watched)) for one in gc.get_objects())
 
 
 def _replace(path: Path, content: bytes) -> None:

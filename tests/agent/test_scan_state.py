@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from torch_watchdog_agent.contract import Guard
 from torch_watchdog_agent.contract.guard import Checked
 from torch_watchdog_agent.hooks import indices
 from torch_watchdog_agent.hooks.indices import Indices, Source
+from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.scan import Scan, bad_samples
 
 torch.set_num_threads(1)
@@ -88,6 +90,35 @@ def test_findings_of_an_earlier_scan_are_taken_over_once(tmp_path: Path) -> None
         scan(tmp_path / "b", rank=rank, world_size=2, earlier=tmp_path / "a").write(finished=True)
     lines = [json.loads(line) for path in sorted((tmp_path / "b").glob("*.jsonl")) for line in path.read_text().splitlines()]
     assert [(line["kind"], line["indices"]) for line in lines] == [("loader.exception", [7])]
+
+
+def trained(one: Scan, loop: Loop, steps: int) -> int:
+    """After how many of the steps the rank was ended."""
+    for step in range(1, steps + 1):
+        loop.at_gate(1)
+        loop.gate_done(applied=True)
+        try:
+            one.updated(loop)
+        except SystemExit:
+            return step
+    return 0
+
+
+def test_a_loop_without_a_loader_is_ended_soon_or_where_a_loader_may_begin_still_later(tmp_path: Path) -> None:
+    assert trained(scan(tmp_path / "a"), Loop(), 300) == 20
+    loader = DataLoader(torch.arange(8))
+    assert trained(scan(tmp_path / "b"), Loop(), 300) == 200
+    del loader
+
+
+def test_a_loop_with_a_loader_is_never_ended_for_want_of_one(tmp_path: Path) -> None:
+    fed, elsewhere = Loop(), Loop()
+    one = scan(tmp_path / "a")
+    assert trained(one, fed, 10) == 0
+    fed.handed_over()
+    assert trained(one, fed, 300) == 0
+    elsewhere.fed_elsewhere = True
+    assert trained(scan(tmp_path / "b"), elsewhere, 300) == 0
 
 
 def test_a_loader_that_only_fails_is_given_up_and_not_called_finished(tmp_path: Path) -> None:

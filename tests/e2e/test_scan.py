@@ -57,6 +57,29 @@ def test_a_loop_that_fetches_ahead_misses_none_of_the_steps_that_teach(tmp_path:
     assert found(ended)["samples"] == ROWS
 
 
+def test_a_loop_without_a_loader_ends_soon_and_is_not_called_clean(tmp_path: Path) -> None:
+    ended = scan(tmp_path, "--feed", "itself")
+    assert ended.code == 1, ended.err
+    assert not found(ended)["finished"]
+    assert "nothing was scanned: no batch of a DataLoader" in ended.err and "no sample would fail" not in ended.err
+    assert "for batch in torch_watchdog_agent.watch(batches)" in ended.err
+    log = next((tmp_path / "watchdog_runs").glob("*.log")).read_text()
+    assert 0 < log.count("step ") <= 2 * 20
+
+
+@pytest.mark.parametrize("feed", ["itself_first", "thread"])
+def test_a_loader_that_begins_later_or_in_another_thread_is_scanned(tmp_path: Path, feed: str) -> None:
+    ended = scan(tmp_path, "--feed", feed, ranks=1)
+    assert ended.code == 0, ended.err
+    assert ROWS - 16 <= found(ended)["samples"] <= ROWS  # a thread takes its first ones before there is a training
+
+
+def test_what_is_bad_in_the_batches_of_another_thread_is_listed(tmp_path: Path) -> None:
+    ended = scan(tmp_path, "--feed", "thread", "--bad-ids", 201, 203, ranks=1)
+    assert ended.code == 65, ended.err
+    assert [(entry["dataset_index"], entry["value"]) for entry in found(ended)["bad"]] == [(201, 301), (203, 303)]
+
+
 def test_what_a_person_sees_is_a_table_of_samples(tmp_path: Path) -> None:
     ended = scan(tmp_path, "--bad-ids", 200, ranks=1, options=("--job", "looked"))
     assert ended.code == 65

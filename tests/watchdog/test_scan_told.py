@@ -45,6 +45,18 @@ def test_what_was_not_looked_at_is_not_called_good(bad: tuple[dict[str, Any], ..
     assert headline(results(*bad, finished=finished), goes_on=goes_on) == said
 
 
+def test_a_scan_that_has_met_no_batch_is_not_called_clean() -> None:
+    ends = [
+        RankState(
+            rank=rank, world_size=2, batches=0, samples=0, total_batches=None, unconfirmed=0, driving=False, seconds=0.0, finished=True
+        )
+        for rank in (0, 1)
+    ]
+    nothing = Results(ranks=tuple(ends), bad=())
+    assert headline(nothing).startswith("scan: nothing was scanned: no batch of a DataLoader")
+    assert (nothing.finished, nothing.exit_code(0), nothing.exit_code(9)) == (False, 1, 9)
+
+
 def test_the_line_to_go_on_is_the_command_itself_with_the_options_that_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = to_go_on(

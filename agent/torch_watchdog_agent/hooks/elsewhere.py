@@ -61,6 +61,8 @@ def _marked(batch: Any, source: Source) -> tuple[Any] | None:
         return None
     here.loop.fed_elsewhere = True
     checked = here.fetched(batch, indices=source.indices, worker=source.worker)
+    if here.scan is not None:
+        here.scan.seen_elsewhere(batch, source, checked, here.guard)
     if checked is None or not (checked.needs_trace or checked.violation or checked.warnings):
         return None
     if checked.violation is not None and here.config.policy != "observe":
@@ -131,4 +133,7 @@ def _hand_over(here: Rank, mark: _Mark, used: Mapping[str, Any]) -> None:
     import torch
 
     here.dataset = mark.dataset
-    here.handed({**mark.leaves, **used}, mark.checked, loader_ns=0, evaluation=not torch.is_grad_enabled())
+    batch = {**mark.leaves, **used}
+    if here.scan is not None and mark.checked.violation is None:  # its bounds may be known by now
+        here.scan.found(batch, here.guard.fresh(mark.checked), here.guard)
+    here.handed(batch, mark.checked, loader_ns=0, evaluation=not torch.is_grad_enabled())

@@ -1,7 +1,10 @@
 """A small training to scan: rows of numbers below 100 and labels below 4, some of them bad; rank and world size from the launcher."""
 
 import argparse
+import itertools
 import os
+import queue
+import threading
 import time
 
 import torch
@@ -38,6 +41,9 @@ parser.add_argument("--bad-labels", type=int, nargs="*", default=[])
 parser.add_argument("--raises", type=int)
 parser.add_argument("--dies", type=int)
 parser.add_argument("--accelerate", action="store_true", help="its loader, which fetches a batch ahead")
+parser.add_argument(
+    "--feed", choices=["loader", "itself", "itself_first", "thread"], default="loader", help="where the loop has its batches from"
+)
 parser.add_argument("--workers", type=int, default=0)
 options = parser.parse_args()
 
@@ -52,13 +58,33 @@ if world_size > 1:
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 rows = Rows(options)
 sampler = DistributedSampler(rows, shuffle=False) if world_size > 1 else None
-loader = DataLoader(rows, batch_size=4, sampler=sampler, num_workers=options.workers)
+loader = None if options.feed == "itself" else DataLoader(rows, batch_size=4, sampler=sampler, num_workers=options.workers)
 if options.accelerate:
     from accelerate import Accelerator
 
     loader = Accelerator(cpu=True).prepare(loader)
-for _ in range(3):
-    for number, batch in enumerate(loader):
+
+
+def by_itself(steps):
+    for _ in range(steps):
+        chosen = torch.randint(ROWS, (4,))
+        yield {"ids": rows.ids[chosen], "labels": rows.labels[chosen]}
+
+
+def from_thread(_):
+    waiting = queue.Queue(maxsize=2)
+    threading.Thread(target=lambda: [waiting.put(batch) for batch in itertools.chain(loader, [None])], daemon=True).start()
+    return iter(waiting.get, None)
+
+
+feeds = {
+    "loader": [loader] * 3,
+    "itself": [by_itself(300)],
+    "itself_first": [by_itself(25), loader, loader],
+    "thread": map(from_thread, range(1)),
+}
+for batches in feeds[options.feed]:
+    for number, batch in enumerate(batches):
         loss = nn.functional.cross_entropy(model(batch["ids"]), batch["labels"])
         loss.backward()
         optimizer.step()

@@ -43,7 +43,7 @@ def command(context: click.Context, /, words: tuple[str, ...], job: str | None, 
     """Check every sample of CMD's data without training on it.
 
     CMD trains for a few steps, from which the bounds are learned; then each rank's loader is run to its end through the guard alone.
-    Exit code 65 where a sample would fail, 0 where none would, another one where the scan did not come to its end.
+    Exit code 65 where a sample would fail, 0 where none would, another one where the scan did not come to its end or met no batch.
     """
     config = settings(context)
     run_dir = _new_run_dir(config.directory, job or f"scan-{job_name(words, datetime.now())}")
@@ -60,7 +60,11 @@ def command(context: click.Context, /, words: tuple[str, ...], job: str | None, 
             process.wait()
     results = read_results(run_dir)
     _show(results, run_dir, process.returncode, goes_on=after is not None, as_json=as_json)
-    if not results.finished:
+    if results.saw_nothing:
+        say(
+            "next: let the loop take its batches by `for batch in torch_watchdog_agent.watch(batches)`, from a generator or a list, then scan again"
+        )
+    elif not results.finished:
         has_left_out = RunDirectory(run_dir).quarantine_file.exists()
         line = to_go_on(given_words(context), run_dir, words, as_json=as_json) if begun(results) or has_left_out else None
         _say_unfinished(process.returncode, log, line, has_begun=begun(results))
@@ -105,7 +109,7 @@ def _show(results: Results, run_dir: Path, code: int, *, goes_on: bool, as_json:
     elif results.bad:
         print_table(COLUMNS, [row(entry) for entry in results.bad], empty="")
     sys.stdout.flush()
-    if begun(results) or results.finished or results.bad:
+    if begun(results) or results.finished or results.bad or results.saw_nothing:
         say(headline(results, goes_on=goes_on))
 
 

@@ -40,8 +40,18 @@ class Results:
 
     @property
     def finished(self) -> bool:
-        """Every rank has seen the end of its part."""
-        return bool(self.ranks) and len(self.ranks) == self.ranks[0].world_size and all(rank.finished for rank in self.ranks)
+        """Every rank has seen the end of its part, and there was one."""
+        return (
+            not self.saw_nothing
+            and bool(self.ranks)
+            and len(self.ranks) == self.ranks[0].world_size
+            and all(rank.finished for rank in self.ranks)
+        )
+
+    @property
+    def saw_nothing(self) -> bool:
+        """The command came to its end, or was ended behind some updates, and no rank has met a batch."""
+        return not self.bad and not self.batches and any(rank.finished for rank in self.ranks)
 
     @property
     def batches(self) -> int:

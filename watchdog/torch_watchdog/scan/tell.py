@@ -11,6 +11,7 @@ from torch_watchdog_proto.names import spoken
 
 __all__ = ["COLUMNS", "headline", "plain_progress", "row"]
 
+_NOTHING_SEEN = "no batch of a DataLoader, or of torch_watchdog_agent.watch(), came to a training"
 COLUMNS = ("sample", "rank", "what", "allowed", "where")
 
 
@@ -19,6 +20,8 @@ def headline(results: Results, *, goes_on: bool = False) -> str:
 
     `goes_on`: what an earlier scan had looked at is not among those that are counted.
     """
+    if results.saw_nothing:
+        return f"scan: nothing was scanned: {_NOTHING_SEEN}"
     before = "; the rest was looked at by the scan before" if goes_on else ""
     more = f"; {results.unconfirmed} batches could only be judged by running them" if results.unconfirmed else ""
     bad = len(results.bad)
