@@ -240,7 +240,17 @@ def test_an_abort_after_all_scripts_are_over_is_told_as_one_on_the_way_out() -> 
     first = play(lines).verdict(now=1000.0, all_ended=True)
     assert first is not None
     verdict = judge(first)
-    assert verdict.kind == "rank.died" and "on its way out" in verdict.summary and "destroy_process_group" in verdict.fix
+    assert verdict.kind == "rank.died" and verdict.summary.endswith("on its way out, after its training was over")
+    assert "time.sleep(0.5)" in verdict.fix and "no need to launch it again" in verdict.fix
+
+
+def test_an_abort_on_the_way_out_while_another_rank_still_trained_is_not_behind_the_training() -> None:
+    lines = ["node a rank 1 step 8 exited -6 at 9.9", "node a rank 1 told its end", "node a rank 0 step 8 exited -15 at 11.0"]
+    first = play(lines).verdict(now=1000.0, all_ended=True)
+    assert first is not None and [end.rank for end in first.culprits] == [1]
+    verdict = judge(first)
+    assert verdict.summary.endswith("on its way out, after its script was over")
+    assert "time.sleep(0.5)" in verdict.fix and "no need to launch it again" not in verdict.fix
 
 
 def test_a_connection_to_ones_own_loaders_worker_is_none_to_a_peer() -> None:

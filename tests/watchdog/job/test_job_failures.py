@@ -245,6 +245,24 @@ def test_a_training_that_had_ended_before_a_signal_ended_its_ranks_is_told_as_th
     assert ("look at who stopped the job, and why" in incident["fix"]) is not is_over
 
 
+@pytest.mark.parametrize("other_was_over", [True, False])
+def test_an_abort_behind_the_training_is_told_as_that_unless_another_rank_had_something_to_do(other_was_over: bool) -> None:
+    run = Run()
+    run.hello(0, 1)
+    run.report(steps(0, 0, [1.0] * 5), steps(1, 0, [1.0] * 5))
+    run.say(m.Finished(rank=1, passed=4))
+    if other_was_over:
+        run.say(m.Finished(rank=0, passed=4))
+    run.report(events=(ended(1, 1, signal=6),))
+    run.wait(5)
+    run.report(events=(ended(0, 2, signal=15),))
+    run.wait(5)
+    (incident,) = run.incidents
+    assert incident["summary"].endswith("on its way out, after its training was over") is other_was_over
+    assert ("no need to launch it again" in incident["fix"]) is other_was_over
+    assert "time.sleep(0.5)" in incident["fix"]
+
+
 def test_a_rank_that_raised_and_whose_status_nobody_could_read_has_failed() -> None:
     run = Run(world_size=1)
     run.hello(0)

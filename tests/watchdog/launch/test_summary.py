@@ -481,6 +481,21 @@ def test_what_had_ended_before_a_signal_came_is_not_advised_to_be_launched_again
         assert lines[0] == "job train-1 was ended from outside, after its training was over: rank.died (exit code 1)"
 
 
+@pytest.mark.parametrize("severity", ["critical", "warning"])
+def test_behind_a_training_that_was_over_no_older_checkpoint_is_advised(severity: str) -> None:
+    died = KILLED | {"severity": severity, "summary": "rank 1: ended by SIGABRT on its way out, after its training was over"}
+    checkpoint = {"path": "/home/a/watchdog_runs/train-1/checkpoints/step-25", "updates_applied": 25, "committed": True, "finite": True}
+    asked = INCIDENT | {"kind": "order.checkpoint", "action": {"checkpoint": checkpoint}}
+    end = replace(END, exit_code=1, stopped_by_us=False)
+    lines = summarise([asked, died], end)
+    assert any("step-25" in line and line.startswith("  saved ") for line in lines)
+    assert not any(line.startswith(("  again ", "  resume ")) for line in lines)
+    assert "after its training was over: rank.died" in lines[0]
+    assert goes_on_from(died, [asked, died], ended=True) == {}
+    under_way = died | {"summary": "rank 1: killed by SIGABRT"}
+    assert any(line.startswith("  resume ") for line in summarise([asked, under_way], end))
+
+
 def test_a_launch_that_somebody_interrupted_is_not_said_to_have_failed() -> None:
     incident = INCIDENT | {"batch": None, "bound": None, "kind": "rank.died", "severity": "warning", "summary": "rank 1: ended by SIGINT"}
     incident["action"] = INCIDENT["action"] | {"prevented": False, "policy": "none", "exit_code": None}

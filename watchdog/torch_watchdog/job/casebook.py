@@ -200,7 +200,7 @@ class Casebook:
         of_none = (found for found in self._at_hand() if not _may_be_cause(found, first))
         self._over.update([found["id"] for found in of_none if build.was_left_out(found)])
         cause = self._cause_of(first) or self._told_of_the_asking(first)
-        cause = cause and (cause if all(end.said_end for end in first.culprits) else not_after_all(cause))
+        cause = cause and (cause if first.over else not_after_all(cause))
         failed = [*(end.rank for end in first.culprits), *first.victims]
         if cause is None:
             found = self._failure(first, failed, ranks, now)

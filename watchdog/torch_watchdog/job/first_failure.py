@@ -138,6 +138,7 @@ class RankEnd:
 class FirstFailure:
     """`culprits` has two ranks or more only where nothing tells which of them was first. `desync`: it ended well, with steps left to the others;
     `skipped`: it left out a batch on its own, in the step that is named. `besides`: of the victims, those that raised something of their own later.
+    `over`: each of those that failed had told its end before.
     `sizes`: gloo ended a process over the size of what it got; the others' calls then, in words. `stray`: the culprits' were their first such."""
 
     culprits: tuple[RankEnd, ...]
@@ -147,6 +148,7 @@ class FirstFailure:
     besides: tuple[RankEnd, ...] = ()
     sizes: str | None = None
     stray: bool = False
+    over: bool = False
 
 
 def blames_a_peer(text: str) -> bool:
@@ -203,6 +205,7 @@ def first_failure(
         culprits=tuple(sorted(culprits, key=lambda end: end.rank)),
         victims=tuple(sorted({end.rank for end in failed} - {end.rank for end in culprits})),
         desync=bool(early),
+        over=all(end.said_end for end in failed),
         besides=tuple(end for end in sorted(failed, key=lambda end: end.rank) if end not in culprits and raised_its_own(end)),
     )
 

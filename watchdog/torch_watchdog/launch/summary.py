@@ -151,12 +151,12 @@ def _newest_saved(incidents: Sequence[Incident], *, before: Incident | None) -> 
 
 
 def goes_on_from(incident: Incident, incidents: Sequence[Incident], *, ended: bool) -> Mapping[str, Any]:
-    """The checkpoint that a person would go on from after it, or nothing: its own; once the job has `ended` the newest of any, of a loss that is no number
-    the newest from before."""
+    """The checkpoint that a person would go on from after it, or nothing, as where its training was over: its own; once the job has `ended` the newest of
+    any, of a loss that is no number the newest from before."""
     own = _checkpoint_of(incident)
     if is_good(own):
         return own
-    if not ended and not has_diverged(incident):
+    if _was_over(incident) or (not ended and not has_diverged(incident)):
         return {}
     return _checkpoint_of(_newest_saved(incidents, before=incident if has_diverged(incident) else None))
 
@@ -177,14 +177,14 @@ def _sealed_by_ranks(end: JobEnd) -> list[str]:
     return [saved, *resume_lines(end.sealed, end)]
 
 
-def _saved_earlier(found: Incident, end: JobEnd, *, diverged: bool = False) -> list[str]:
-    """And how to go on from it, where the job did not come to its own end."""
+def _saved_earlier(found: Incident, end: JobEnd, *, diverged: bool = False, over: bool = False) -> list[str]:
+    """And how to go on from it, where the job did not come to its own end, nor its training: `over`."""
     checkpoint = _checkpoint_of(found)
     if not checkpoint:
         return []
     when = "on request" if found.get("kind") == "order.checkpoint" else f"in attempt {found.get('attempt', 0)}"
     saved = f"  saved  {one_line(as_typed(checkpoint['path'], end.here))} ({checkpoint_state(checkpoint)}), {when}"
-    return [saved, *(resume_lines(checkpoint, end) if end.exit_code or diverged else ())]
+    return [saved, *(resume_lines(checkpoint, end) if (end.exit_code or diverged) and not over else ())]
 
 
 def _is_only_asked_for(first: Incident, end: JobEnd) -> bool:
@@ -250,7 +250,7 @@ def _headline(incident: Incident, end: JobEnd, found: Sequence[Incident]) -> str
     elif has_diverged(incident) and not end.exit_code:
         what = "came to its own end before it could be stopped"  # so the code is the command's own: nobody stopped it
     else:
-        what = "failed" if end.exit_code else "ended"
+        what = f"failed{AFTER_ITS_END * _was_over(incident)}" if end.exit_code else "ended"
     only = ", a warning" if incident.get("severity") == "warning" and what.endswith("nothing was changed") else ""
     return f"job {end.job} {what}: {incident.get('kind')}{only} (exit code {end.exit_code})"
 
@@ -310,7 +310,11 @@ def _afterwards(incident: Incident, end: JobEnd, earlier: Incident, *, others: i
     checkpoint = _checkpoint_of(incident) or (end.stopped_by_us and end.sealed) or {}
     path = as_typed(checkpoint.get("path") or "", end.here)
     survived = was_survived(incident, attempt=end.attempt, exit_code=end.exit_code)
-    before = [] if is_good(checkpoint) else _saved_earlier(earlier, end, diverged=has_diverged(incident) and not survived)
+    before = (
+        []
+        if is_good(checkpoint)
+        else _saved_earlier(earlier, end, diverged=has_diverged(incident) and not survived, over=_was_over(incident))
+    )
     failed = bool(end.exit_code) and (incident.get("action") or {}).get("policy") == "rescue"
     lines = []
     if path:

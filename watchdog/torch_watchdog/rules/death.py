@@ -33,6 +33,10 @@ _MODEL_IS_SAVED = (
     "look whether what the script does behind its training was done (its model saved, say): its loop has nothing left to train, and there is no need to "
     "launch it again"
 )
+_THREADS_END_FIRST = (
+    "end the script with torch.distributed.destroy_process_group() and `time.sleep(0.5)` behind it, until torch's own threads have ended (gloo's abort an exit "
+    "in between now and then, without a watchdog, too); where that is not enough find the library whose threads outlive the script"
+)
 _PEERS_TOO = "; and look at the other ranks: one may have gone without a word, or have become another program (os.exec)"
 _MOST_BESIDES, _LONG_ERROR = 2, 200
 _HIGHEST_STATUS = 255
@@ -122,7 +126,7 @@ def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) 
     if _OUT_OF_MEMORY.search(_on_memory(end)):
         return _out_of_memory(end, where)
     if end.signal is not None and not _had_raised(end):
-        return _died(end, where, files)
+        return _died(end, where, files, over=first.over)
     by_worker = loader_death(end.text)
     if by_worker is not None:
         return _worker_died(end, where, by_worker)
@@ -305,7 +309,7 @@ def _had_raised(end: RankEnd) -> bool:
     return bool(end.raised_ns and end.text) and not end.text.startswith("KeyboardInterrupt")
 
 
-def _died(end: RankEnd, where: str, files: Files) -> Verdict:
+def _died(end: RankEnd, where: str, files: Files, *, over: bool) -> Verdict:
     name = signal_name(end.signal)
     if end.signal in ASKED_TO_END:
         is_over = end.said_end and not end.text
@@ -320,9 +324,9 @@ def _died(end: RankEnd, where: str, files: Files) -> Verdict:
         return Verdict(
             kind="rank.died",
             severity="critical",
-            summary=f"{where}: ended by {name} on its way out, after its script was over",
-            cause=f"native code ended the process by {name} while it took its threads down; the training itself had come to its end",
-            fix="end the script with torch.distributed.destroy_process_group(); else find the library whose threads outlive it",
+            summary=f"{where}: ended by {name} on its way out{AFTER_ITS_END if over else ', after its script was over'}",
+            cause=f"native code ended the process by {name} while it took its threads down{_HAD_ENDED * over}",
+            fix=_THREADS_END_FIRST + f"; {_MODEL_IS_SAVED}" * over,
         )
     return Verdict(
         kind="rank.died",
@@ -336,7 +340,11 @@ def _died(end: RankEnd, where: str, files: Files) -> Verdict:
 def not_after_all(found: Mapping[str, Any]) -> dict[str, Any]:
     """The incident of ranks that a signal ended, of which one was not at its end yet."""
     summary, cause = found["summary"].replace(AFTER_ITS_END, ""), found["cause"].replace(_HAD_ENDED, "")
-    return dict(found) | {"summary": summary, "cause": cause, "fix": found["fix"].replace(_MODEL_IS_SAVED, _WHO_STOPPED_IT)}
+    return dict(found) | {
+        "summary": summary,
+        "cause": cause,
+        "fix": found["fix"].replace(f"; {_MODEL_IS_SAVED}", "").replace(_MODEL_IS_SAVED, _WHO_STOPPED_IT),
+    }
 
 
 def _thrown(end: RankEnd) -> str:
