@@ -72,6 +72,7 @@ class Rank:
         self.window = WindowState(self.subjects, say=self.say)
         self._has_told_why = False
         self._leaving = False  # by an order of ours
+        self.interrupted = False  # by a SIGINT that nothing caught
 
         def announce_leave() -> None:
             self._leaving = True
@@ -157,7 +158,8 @@ class Rank:
         self.write_contract()
         if self.scan is not None:
             self.scan.ended()
-        self._tell_end()
+        if not self.interrupted:
+            self._tell_end()
         if self.preemption is not None and not self._leaving:
             self.preemption.at_end()
 

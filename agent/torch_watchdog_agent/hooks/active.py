@@ -213,7 +213,8 @@ def _note_exception(kind: type[BaseException], error: BaseException) -> bool:
             _ending.forget()
         first_line = text_of(error).partition("\n")[0]
         here.history.note(f"{kind.__name__}: {first_line}", level=2)
-        if not is_interrupt(error):
+        here.interrupted = is_interrupt(error)
+        if not here.interrupted:
             with unheard_children():
                 here.failed(error)
     return False

@@ -44,9 +44,9 @@ def play(lines: list[str], *, by_itself: tuple[int, ...] = ()) -> FailureWatch:
             )  # fmt: skip
             watch.raised(word, node=found["node"], pid=pid, now=order)
         elif found["over"]:
-            watch.said_end(pid)
+            watch.said_end(pid, order)
         elif found["log"]:
-            watch.hear(RankEvent(rank=rank, attempt=0, pid=pid, kind="log", time_ns=0, order=order, text=found["log"]))
+            watch.hear(RankEvent(rank=rank, attempt=0, pid=pid, kind="log", time_ns=0, order=order, text=found["log"]), order)
         else:
             code = int(found["exit"])
             event = RankEvent(
@@ -452,9 +452,9 @@ def test_a_stopped_rank_is_the_culprit_where_nccl_ends_the_one_that_gave_up_with
     watch.state(1, "T")
     printed = "what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught collective "
     known = {"rank": 0, "attempt": 0, "pid": 100, "time_ns": 1}
-    watch.hear(RankEvent(kind="log", order=1, text=f"{printed}operation timeout", level="warning", **known))
+    watch.hear(RankEvent(kind="log", order=1, text=f"{printed}operation timeout", level="warning", **known), 0.0)
     if note:
-        watch.hear(RankEvent(kind="note", order=2, text=note, level="error", **known))
+        watch.hear(RankEvent(kind="note", order=2, text=note, level="error", **known), 0.0)
     watch.see(RankEvent(kind="exited", order=3, signal=6, **known), "a", 29, 1.0)
     first = watch.verdict(now=1000.0, all_ended=False)
     assert first is not None

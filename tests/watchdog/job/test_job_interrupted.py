@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from job_harness import Run, ended, exception, orders
 
+from torch_watchdog.job.events import AppendEvent, OrderRequested
 from torch_watchdog.job.first_failure import ASKED_FOR_S
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.rescue_words import Failed, Free, Look, Release
+from torch_watchdog_proto.stop.events import TRAINING_ENDED
 
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:4242"
 KEYBOARD = "KeyboardInterrupt: "
@@ -19,6 +21,22 @@ def asked(run: Run, *, at_ns: int = 1_000) -> None:
     """The launch gets SIGINT: its node says so of both ranks."""
     known = ended(0, 0)
     run.report(events=tuple(replace(known, rank=rank, pid=ended(rank, 0).pid, kind="asked", signal=2, time_ns=at_ns) for rank in (0, 1)))
+
+
+def test_what_an_interrupt_takes_from_a_stop_is_not_told_as_the_end_of_the_training() -> None:
+    """Its ranks end by their interpreters' end, where their script has handled the KeyboardInterrupt."""
+    whys = []
+    for wait_s in (0.0, ASKED_FOR_S):
+        run = two_ranks()
+        run.handle(OrderRequested(kind="order.stop", by="ann", reason=""))
+        asked(run)
+        run.now += wait_s
+        for rank in (1, 0):
+            run.say(m.Finished(rank=rank, passed=24))
+        whys += [
+            effect.event["text"] for effect in run.effects if isinstance(effect, AppendEvent) and effect.event["kind"] == "order.closed"
+        ]
+    assert [why.rpartition(": ")[2] for why in whys] == ["rank 1 is gone", TRAINING_ENDED]
 
 
 def at(event: m.RankEvent, time_ns: int) -> m.RankEvent:

@@ -80,7 +80,7 @@ class Attempt:
             signal=event.signal,
         )  # fmt: skip
         rank.seen(event)
-        self._failures.hear(event)
+        self._failures.hear(event, now)
         self._hangs.hear(event, now)
         if event.kind == "exited" and event.pid == rank.pid:
             rank.gone()
@@ -118,8 +118,7 @@ class Attempt:
             self.ending.left(message.generation, earlier=self._shared.log.exit_code_of(self.number, message.generation))
         if isinstance(message, m.Committed):
             self.ending.sealed(message)
-        if isinstance(message, m.Finished):
-            self._failures.said_end(rank.pid)
+        interrupted = isinstance(message, m.Finished) and not self._failures.said_end(rank.pid, now)
         if isinstance(message, m.Signalled):
             effects += self._on_signalled(message, now)
         if isinstance(message, Looked):
@@ -128,7 +127,7 @@ class Attempt:
         if isinstance(message, Failed):
             effects += self._on_failed(rank, message, now)
         effects += self._tell_each(self._rescues.said(message, now))
-        return [*effects, *self._orders.tell(stop.FromRank(message=message), now)]
+        return [*effects, *self._orders.tell(self._gone(message.rank) if interrupted else stop.FromRank(message=message), now)]
 
     def _on_rank_hello(self, node: str, hello: m.RankHello, now: float) -> Iterable[Effect]:
         if not self._orders.are_possible:

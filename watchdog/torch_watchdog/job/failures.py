@@ -51,12 +51,13 @@ class FailureWatch:
         self._states: dict[int, str] = {}
         self._outside: dict[int, str] = {}
         self._asked_for_ns: dict[int, int] = {}  # by pid: when its launch was asked to end
+        self._asked_at: dict[int, float] = {}  # and when that was heard here
 
     @property
     def deadline(self) -> float | None:
         return None if self._since is None or self._judged == len(self._failed()) else self._since + self._patience_s()
 
-    def hear(self, event: RankEvent) -> None:
+    def hear(self, event: RankEvent, now: float) -> None:
         """What a node has seen of a rank, but for its end (`see`)."""
         match event.kind:
             case "note" if event.level == "error":
@@ -68,7 +69,7 @@ class FailureWatch:
             case "stack":
                 self._outside[event.rank] = event.text
             case "asked":
-                self._asked_for_ns[event.pid] = event.time_ns
+                self._asked_for_ns[event.pid], self._asked_at[event.pid] = event.time_ns, now
             case _:
                 pass
 
@@ -88,9 +89,13 @@ class FailureWatch:
         if self._ends[pid].waited_for_another:
             self._places[failed.rank] = Place.of(failed)
 
-    def said_end(self, pid: int) -> None:
-        """The script of that process is over, by its own word. It may come after the news of its end."""
-        self._said_end.add(pid)
+    def said_end(self, pid: int, now: float) -> bool:
+        """The script of that process is over, by its own word. It may come after the news of its end. False where its launch had just been asked to end: a
+        script that is interrupted, and handles that, says so too, and its training need not be over."""
+        is_own = now - self._asked_at.get(pid, float("-inf")) >= ASKED_FOR_S
+        if is_own:
+            self._said_end.add(pid)
+        return is_own
 
     def hung(self, rank: int, *, node: str, pid: int, step: int | None, why: str, now: float, desync: bool = False) -> None:
         """The rank makes no progress, and others wait for it."""
