@@ -71,8 +71,7 @@ class Rank:
         self.subjects = Subjects(optimizer_gone=self.loop.optimizer_gone)
         self.window = WindowState(self.subjects, say=self.say)
         self._has_told_why = False
-        self._leaving = False  # by an order of ours
-        self.interrupted = False  # by a SIGINT that nothing caught
+        self._leaving = self.interrupted = False  # by an order of ours; by a SIGINT that nothing caught
 
         def announce_leave() -> None:
             self._leaving = True
