@@ -18,11 +18,13 @@ from torch_watchdog.job.events import (
     SendOrder,
     Tick,
     WriteIncident,
+    WriteStacks,
 )
 from torch_watchdog.job.job import Job
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.rescue_words import Free, Look, Looked
 
+PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:4242"
 RETRY_S = 1.0
 STACK = '  File "/x/train.py", line 7, in main\n    while True:\n'
 
@@ -176,6 +178,24 @@ def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody
     events = [effect.event for effect in run.handle(RankGone(rank=1, pid=101, attempt=0)) if isinstance(effect, AppendEvent)]
     (closed,) = (event["text"] for event in events if event["kind"] == "order.closed")
     assert closed.endswith(": rank 1 is gone, and had not come to its next step by then")
+
+
+def test_a_rank_that_was_late_and_is_killed_is_told_as_late_first() -> None:
+    """As `watchdog stop` advises. It had been told as any other SIGKILL: want of memory, dmesg."""
+    run = promised()
+    for _ in range(30):
+        looks = [effect.tell for effect in run.wait(1.0) if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Look)]
+        for look in looks:
+            run.say(Looked(rank=look.rank, generation=look.order.generation, waits=look.rank == 0, stack=STACK, timeout_s=600.0))
+    run.report(events=(harness.ended(1, 1, signal=9), harness.exception(0, 2, PEER), harness.ended(0, 3, exit_code=1)))
+    (died,) = (incident for incident in run.incidents if incident["kind"] == "rank.died")
+    assert died["summary"].startswith("rank 1, in step 6: it is not in a collective, but in ") and died["severity"] == "critical"
+    assert died["summary"].endswith("; then it was killed by SIGKILL") and died["cause"].startswith(
+        "rank 1 made no progress while the others waited"
+    )
+    assert "dmesg" not in died["fix"] and "memory" not in died["cause"] and died["fix"].startswith("look at its stack in ")
+    (stacks,) = (effect.text for effect in run.effects if isinstance(effect, WriteStacks))
+    assert STACK in stacks
 
 
 def test_a_refusal_while_ranks_are_waited_for_says_for_what_before_anybody_is_known_to_be_late() -> None:

@@ -96,7 +96,8 @@ class Attempt:
         if self._rescues.exited(rank.rank, now, by=event.signal):
             yield from (WriteIncident(incident=changed, contract_of_rank=None) for changed in self._shared.casebook.killed_by_us())
         if not rank.left:
-            self._failures.see(event, node, rank.last_step, now, on_device=rank.step_on_device(event.updates_on_device))
+            on_device, late = rank.step_on_device(event.updates_on_device), self._hangs.why_late(rank.rank)
+            self._failures.see(event, node, rank.last_step, now, on_device=on_device, late=late)
             if event.exit_code != 0 and not self._failures.is_victim(event.pid) and not self._failures.is_asked_for(event.pid):
                 yield from self._rescue(rank.rank, words_of(event), now)
         yield from self._tell_each(self._rescues.out(rank.rank, now))
@@ -180,7 +181,7 @@ class Attempt:
         return (gone, *self._orders.tell(self._gone(rank), now), *self._tell_each(self._rescues.out(rank, now)))
 
     def _gone(self, rank: int) -> stop.RankGone:
-        is_late = self._hangs.standstill and rank in self._hangs.late
+        is_late = bool(self._hangs.why_late(rank))
         return stop.RankGone(rank=rank, why=f"rank {rank} is gone, and had not come to its next step by then" if is_late else "")
 
     def node_away(self, node: str, now: float) -> Iterable[Effect]:
@@ -254,12 +255,12 @@ class Attempt:
     def _on_hung(self, hung: Hung, now: float) -> Iterable[Effect]:
         ranks = [self.ranks[rank] for rank in hung.ranks]
         yield self._event(now, "rank.late", rank=ranks[0].rank, step=ranks[0].last_step, text=hung.words)
+        self._stacks = hung.stacks
         if not hung.sure:
             return
         for rank in ranks:
             step = None if rank.last_step is None else rank.last_step + 1
             self._failures.hung(rank.rank, node=rank.node, pid=rank.pid, step=step, why=hung.why, now=now, desync=hung.desync)
-        self._stacks = hung.stacks
         # Of several that are only in different collectives each holds a whole state: one is ended, another saves.
         yield from self._rescue(ranks[0].rank, f"rank {ranks[0].rank}: {hung.why}", now)
 
@@ -386,7 +387,7 @@ class Attempt:
             self.ending.stood_still(desync=bool(first.culprits[0].desync))
         changed, is_new = self._shared.casebook.failed(first, self.ranks, now)
         told: list[Effect] = [WriteIncident(incident=changed, contract_of_rank=None)]
-        if stood_still:
+        if stood_still or first.culprits[0].late:
             told.append(WriteStacks(incident_id=changed["id"], text=self._stacks or self._failures.stacks))
         if not is_new:
             return told

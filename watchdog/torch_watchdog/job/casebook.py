@@ -280,7 +280,7 @@ class Casebook:
         exception = {"text": end.text} | ({"where": end.where} if end.where else {}) if end.text else None
         made["evidence"] = {"exception": exception, "assertion": verdict.assertion, "log_tail": f"logs/rank-{end.rank}.log"}
         made["evidence"]["bundle"] = end.bundle or None
-        made["evidence"]["stacks"] = "stacks.txt" if end.hung else None
+        made["evidence"]["stacks"] = "stacks.txt" if end.hung or end.late else None
         return made
 
     def _with_besides(self, found: Incident, first: FirstFailure) -> Incident:

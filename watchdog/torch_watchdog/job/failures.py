@@ -133,15 +133,15 @@ class FailureWatch:
         """The kernel's word for the state of the process."""
         self._states[rank] = text
 
-    def see(self, event: RankEvent, node: str, last_step: int | None, now: float, *, on_device: int | None = None) -> None:
-        """A rank's process has ended. `on_device`: the step that its GPU was in, while Python may have been ahead of it."""
+    def see(self, event: RankEvent, node: str, last_step: int | None, now: float, *, on_device: int | None = None, late: str = "") -> None:
+        """A rank's process has ended. `on_device`: the step that its GPU was in, while Python may have been ahead of it; `late`: as in RankEnd."""
         self._ended.add(event.pid)
         known = self._ends.get(event.pid)
         next_step = None if last_step is None else last_step + 1
         known = known or RankEnd(rank=event.rank, node=node, pid=event.pid, step=next_step, between=True)
         self._ends[event.pid] = replace(
             known, order=event.order, exit_code=event.exit_code, signal=event.signal, ended_ns=event.time_ns,
-            finished=event.exit_code == 0 and not known.text, on_device=on_device,
+            finished=event.exit_code == 0 and not known.text, on_device=on_device, late=late,
         )  # fmt: skip
         if self._failed():
             self._begin(now)

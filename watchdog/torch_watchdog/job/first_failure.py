@@ -67,7 +67,7 @@ class RankEnd:
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
     the next; `on_device`: the one that its GPU was in as it ended, Python being ahead. `finished`: it ended well; `said_end`: its script was over, by its
     own word. `bundle`, `fetching` and `by_itself`: as in Failed. `hung`: why it is held for one that makes no progress, `desync` where it waits in
-    a collective of its own.
+    a collective of its own. `late`: why it had not come to where others waited for it, where that was known before a signal ended it.
     """
 
     rank: int
@@ -83,6 +83,7 @@ class RankEnd:
     raised_ns: int = 0
     ended_ns: int = 0
     hung: str = ""
+    late: str = ""
     desync: bool = False
     between: bool = False
     finished: bool = False

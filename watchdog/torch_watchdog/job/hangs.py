@@ -64,6 +64,7 @@ class HangWatch:
         self._told = False
         self.standstill = ""  # in words, as of the newest look since the last step
         self.late: tuple[int, ...] = ()  # the ranks that it is laid to
+        self._why_late = ""
         self._wrote_out: set[int] = set()  # the batch that they had in hand, since then
         self._network_failed = False  # since the last step
         self._ask_again_at = 0.0
@@ -81,6 +82,10 @@ class HangWatch:
             self.standstill = ""
         else:
             self._wrote_out.add(batch_of)
+
+    def why_late(self, rank: int) -> str:
+        """Where that rank is instead of where others wait for it; empty where nobody is known to wait for it."""
+        return self._why_late if self.standstill and rank in self.late else ""
 
     @property
     def deadline(self) -> float | None:
@@ -180,7 +185,7 @@ class HangWatch:
         hung = replace(hung, sure=hung.sure or stood_s >= self._in_time_s())
         if not self.standstill:
             self._wrote_out.clear()
-        self.standstill, self.late = hung.words, hung.ranks
+        self.standstill, self.late, self._why_late = hung.words, hung.ranks, hung.why
         if self._told and not hung.sure:
             return None
         self._told = True

@@ -28,6 +28,7 @@ LETS_GO_ON = "; until it is ended, `kill -CONT` lets such a process go on"
 AFTER_ITS_END = ", after its training was over"  # what a SIGTERM ended had trained all that it was to train
 THEIRS_FOLLOW = "; what any other rank raises follows from this one"
 _HAD_ENDED = "; the training had come to its own end by then"
+_WHO_STOPPED_THE_RANK = "find who stopped it: a debugger, a scheduler that suspends jobs, a shell's Ctrl-Z"
 _WHO_STOPPED_IT = "look at who stopped the job, and why"
 _MODEL_IS_SAVED = (
     "look whether what the script does behind its training was done (its model saved, say): its loop has nothing left to train, and there is no need to "
@@ -116,7 +117,7 @@ def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) 
         return Verdict(
             kind="rank.hang", severity="critical", summary=f"{where}: {end.hung}",
             cause=f"rank {end.rank} made no progress while the others waited for it in a collective",
-            fix=f"find who stopped it: a debugger, a scheduler that suspends jobs, a shell's Ctrl-Z{LETS_GO_ON}"
+            fix=f"{_WHO_STOPPED_THE_RANK}{LETS_GO_ON}"
             if STOPPED in end.hung
             else f"look at its stack in {files.stacks}: what it was in is what it never came back from",
         )  # fmt: skip
@@ -125,6 +126,8 @@ def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) 
         return _asserted(where, assertion)
     if _OUT_OF_MEMORY.search(_on_memory(end)):
         return _out_of_memory(end, where)
+    if end.late and end.signal == signals.SIGKILL and len(first.culprits) == 1 and not _had_raised(end):
+        return _killed_late(end, where, files)
     if end.signal is not None and not _had_raised(end):
         return _died(end, where, files, over=first.over)
     by_worker = loader_death(end.text)
@@ -334,6 +337,20 @@ def _died(end: RankEnd, where: str, files: Files, *, over: bool) -> Verdict:
         summary=f"{where}: killed by {name}" + (f", after {end.text}" if end.text else ""),
         cause=f"the process was ended by {name}" + (_thrown(end) or _SIGNAL_MEANINGS.get(end.signal or 0, "")),
         fix=_where_a_signal_came_from(end, files),
+    )
+
+
+def _killed_late(end: RankEnd, where: str, files: Files) -> Verdict:
+    """Whoever did that, as `watchdog stop` says how, did so because it stood still."""
+    return Verdict(
+        kind="rank.died",
+        severity="critical",
+        summary=f"{where}: {end.late}; then it was killed by SIGKILL",
+        cause=f"rank {end.rank} made no progress while the others waited for it in a collective; the SIGKILL came once that was known, from a person, the "
+        "launcher or a scheduler",
+        fix=_WHO_STOPPED_THE_RANK
+        if STOPPED in end.late
+        else f"look at its stack in {files.stacks}: what it was in is what it never came back from",
     )
 
 
