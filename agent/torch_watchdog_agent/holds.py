@@ -155,6 +155,10 @@ class Holds:
         rank = self._rank
         if rank.config.policy != "observe":
             return False
+        if rank.config.replay is not None:
+            from torch_watchdog_agent.rescue.bundle import as_told_before  # here, because it needs torch
+
+            violation = as_told_before(Path(rank.config.replay), violation)
         rank.notice(violation)
         named = violation.kind, violation.batch.key
         if named not in self._observed and len(self._observed) < _MAX_OBSERVED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from torch_watchdog_agent.rescue import bundle
+from torch_watchdog_proto.messages import BatchFact, Violation
 
 
 def test_a_batch_comes_back_in_the_loops_own_containers(tmp_path: Path) -> None:
@@ -22,6 +24,24 @@ def test_a_batch_comes_back_in_the_loops_own_containers(tmp_path: Path) -> None:
     assert torch.equal(found["ids"], recorded["ids"])
     assert torch.equal(found["more"][0], torch.ones(2))
     assert found["more"][1] == "another"
+
+
+@pytest.mark.parametrize(("value", "is_same"), [(5, True), (6, False)])
+def test_a_replay_tells_cause_and_fix_of_the_incident_that_the_batch_was_kept_for(tmp_path: Path, value: int, is_same: bool) -> None:
+    """One batch alone may lead to another guess than the many that the launch had seen."""
+    path = tmp_path / "bundles" / "0-0-step-4.safetensors"
+    incident = {
+        "kind": "batch.index_out_of_range", "cause": "class 0 occurs, too", "fix": "Enlarge the head", "batch": {"key": "1", "element": [6], "value": 5},
+        "evidence": {"bundle": "bundles/0-0-step-4.safetensors"},
+    }  # fmt: skip
+    for number, content in enumerate(("torn {", json.dumps(incident | {"evidence": None}), json.dumps(incident))):
+        (tmp_path / "incidents" / str(number)).mkdir(parents=True)
+        (tmp_path / "incidents" / str(number) / "incident.json").write_text(content)
+    fact = BatchFact(key="1", element=(6,), value=value)
+    found = Violation(kind="batch.index_out_of_range", summary="1[6]", cause="no 0 was seen", fix="Renumber the classes", batch=fact)
+    told = bundle.as_told_before(path, found)
+    assert (told.cause, told.fix) == (("class 0 occurs, too", "Enlarge the head") if is_same else (found.cause, found.fix))
+    assert bundle.as_told_before(tmp_path / "alone" / "bundles" / path.name, found) == found
 
 
 def test_a_batch_that_is_too_large_is_not_kept(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Meeting(PartOfARank):
 
     def __init__(self, folder: Path, *, phase: str, policy: str) -> None:
         super().__init__(folder)
-        self.config.policy, self.config.bundles = policy, False
+        self.config.policy, self.config.bundles, self.config.replay = policy, False, None
         self.gate = Gate(0, lambda generation, commit: (commit, True))
         self.gate.phase = phase  # type: ignore[assignment]
         self.dataset, self.scan, self.quarantined = "dev", None, list[Violation]()

@@ -26,6 +26,7 @@ _LOOKUPS = (
 _FAR = 16  # times the table
 _TEXT = re.compile(r"^ids$|token|input|text|word|wte|tok_|vocab")  # in the name of a batch's tensor, or of a table
 _NO_TABLE = 1 << 31
+_TELLING_LABELS = 8  # times the classes: one batch of so many would hold a 0 if there were any
 
 
 def _declared(facts: Facts) -> tuple[str, str] | None:
@@ -187,7 +188,8 @@ def _from_one(facts: Facts) -> tuple[str, str] | None:
             "the head has one class too few (num_labels), or this label is wrong.",
             "Enlarge the head (num_labels, id2label), or correct the label; classes start at 0.",
         )
-    if _smallest_class(facts) != 1:
+    of_few = facts.past is None and int((facts.tensor >= 0).sum()) < _TELLING_LABELS * facts.rows
+    if of_few or _smallest_class(facts) != 1:
         # Nothing that was seen says where they begin.
         return (
             f"The class id {facts.value} equals the number of classes ({facts.rows}), whose last is {facts.rows - 1} ({facts.evidence}): "

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.contract.flatten import ALL_LISTS, replaced, taken_apart
 
-__all__ = ["FOLDER", "MAX_BYTES", "MAX_HELD_BYTES", "held_name", "keep_newest", "read_into", "write"]
+if TYPE_CHECKING:
+    from torch_watchdog_proto.messages import Violation
+
+__all__ = ["FOLDER", "MAX_BYTES", "MAX_HELD_BYTES", "as_told_before", "held_name", "keep_newest", "read_into", "write"]
 
 FOLDER = "bundles"  # in the run directory
 MAX_BYTES = 256 << 20
@@ -67,3 +71,18 @@ def read_into(path: Path, batch: Any) -> Any:
     if missing:
         raise ValueError(f"the loop's batches have no {missing[0]}: is this the script that the bundle was recorded from?")
     return replaced(batch, recorded, {key: forms.get(key, "tensor") for key in recorded})
+
+
+def as_told_before(path: Path, violation: Violation) -> Violation:
+    """With cause and fix of the incident that the bundle was kept for, where that is of the same value: they were found among many batches, these in one."""
+    fact = violation.batch
+    here = violation.kind, fact.key, list(fact.element or ()), fact.value
+    for file in sorted(path.parent.parent.glob("incidents/*/incident.json")):
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+            of_it, there = (told["evidence"] or {}).get("bundle") == f"{path.parent.name}/{path.name}", told["batch"]
+            if of_it and (told["kind"], there["key"], there["element"] or [], there["value"]) == here:
+                return replace(violation, cause=str(told["cause"]), fix=str(told["fix"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return violation

@@ -113,7 +113,8 @@ def labels(*values: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("tensor", "past", "starts_at_1"),
     [
-        (labels(4, 1, 2), None, True),
+        (labels(4, 1, 2), None, False),  # three labels of one batch do not tell
+        (labels(4, *[1, 2, 3] * 11), None, True),
         (labels(4, 1, 2), Past(batches=3, low=1, high=3), True),
         (labels(4, 0, 2), None, False),
         (labels(4, 1, 2), Past(batches=3, low=0, high=3), False),
