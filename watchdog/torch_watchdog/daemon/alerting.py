@@ -123,6 +123,9 @@ class Alerting:
         self.desk.incident(incident, self._facts(live), self._clock())
         self._changed()
 
+    def event(self, live: LiveJob, event: Mapping[str, Any]) -> None:
+        """Nothing: who is paged is told of incidents."""
+
     def reported(self, live: LiveJob, *, trains: bool) -> None:
         """A node has reported; `trains`: steps, so that what the training died of before is over."""
         if trains and any(alert.training_job == self._training_job(live.job.name) for alert in self.desk.open_alerts):

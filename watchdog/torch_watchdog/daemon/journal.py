@@ -6,11 +6,12 @@ control characters.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job.incident import has_diverged, is_order
-from torch_watchdog.phrases import count
+from torch_watchdog.phrases import count, one_line
 
 if TYPE_CHECKING:
     from torch_watchdog.daemon.live_job import JobListener, LiveJob
@@ -45,6 +46,9 @@ class Journal:
             self._open.discard(key)
             self._say(f"job {live.job.name}: over, {what}, {words}")
 
+    def event(self, live: LiveJob, event: Mapping[str, Any]) -> None:
+        """Nothing: a job's own story is in its run directory."""
+
     def reported(self, live: LiveJob, *, trains: bool) -> None:
         """Nothing: that is what jobs do all the time."""
 
@@ -62,11 +66,13 @@ class Journal:
 
 
 class AtTerminal:
-    """A JobListener for who watches a launch: a loss that has become NaN and stops nothing has a line, once. An order of ours is told by its ranks."""
+    """A JobListener for who watches a launch: a loss that has become NaN and stops nothing has a line, once, and so has a standstill, as soon as it is known
+    who is late. An order of ours is told by its ranks."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._told: set[tuple[str, str]] = set()  # job and id of incidents
+        self._late: dict[str, tuple[Any, Any]] = {}  # job -> attempt and step of the newest standstill that was said
 
     def opened(self, live: LiveJob, saved: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 - as JobListener has it
         self._told |= {(live.job.name, str(one["id"])) for one in live.job.incidents}
@@ -76,6 +82,12 @@ class AtTerminal:
         if has_diverged(incident) and incident["action"]["policy"] == "observe" and key not in self._told:
             self._told.add(key)
             self._say(f"{printable(str(incident['summary']))}: observed, nothing is changed, more of it is only recorded")
+
+    def event(self, live: LiveJob, event: Mapping[str, Any]) -> None:
+        name, at = live.job.name, (event["attempt"], event["step"])
+        if event["kind"] == "rank.late" and self._late.get(name) != at:
+            self._late[name] = at
+            self._say(f"{one_line(event['text'])}; `watchdog stop {shlex.quote(name)}` says what to end")
 
     def reported(self, live: LiveJob, *, trains: bool) -> None:
         """Nothing."""
@@ -100,6 +112,10 @@ class Listeners:
     def incident(self, live: LiveJob, incident: Mapping[str, Any]) -> None:
         for one in self._listeners:
             one.incident(live, incident)
+
+    def event(self, live: LiveJob, event: Mapping[str, Any]) -> None:
+        for one in self._listeners:
+            one.event(live, event)
 
     def reported(self, live: LiveJob, *, trains: bool) -> None:
         for one in self._listeners:
