@@ -17,7 +17,8 @@ class Ending:
     """Of one pass, each counted in its batches: when the training had last made something of one, when its iterator was let go, and when its loop was seen to
     have done with it.
 
-    `is_whole`: because there were no more. `usual`: what the pass before it came to, `used` and `over_at`, where its loop was done with that before its end.
+    `is_whole`: because there were no more. `usual`: what the pass before it came to, `used` and `over_at`, where its loop was done with that before its end,
+    and with a batch that it did not use: at its next batch nobody sees then that this pass is over.
     """
 
     used: int = 0

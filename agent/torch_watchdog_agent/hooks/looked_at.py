@@ -16,9 +16,21 @@ from torch_watchdog_agent.hooks.indices import Source
 from torch_watchdog_agent.hooks.left import left
 from torch_watchdog_agent.hooks.tracks import Stand
 
-__all__ = ["Pass", "without_modes_of"]
+__all__ = ["Pass", "length_for_scan", "without_modes_of"]
 
 MAX_FETCHED = 256  # batches that a loop may have asked for and not got yet
+
+
+@guarded("scan")
+def length_for_scan(loader: Any) -> int | None:
+    """How many batches a pass over it has; None where no scan asks, or nobody knows."""
+    here = rank()
+    if here is None or here.scan is None:
+        return None
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from torch_watchdog_agent.hooks import elsewhere, order_of_another, own_order, t
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
 from torch_watchdog_agent.hooks.left import watch_collections
-from torch_watchdog_agent.hooks.looked_at import Pass, without_modes_of
+from torch_watchdog_agent.hooks.looked_at import Pass, length_for_scan, without_modes_of
 from torch_watchdog_agent.hooks.tracks import Stand, Track, is_current, is_followed, track_of
 from torch_watchdog_agent.quarantine import dataset_name
 
@@ -58,7 +58,7 @@ def begin(loader: Any) -> Pass:
     stand = _begun(loader)
     if stand is None:
         return Pass()
-    one = Pass(stand=stand, total=_length(loader))
+    one = Pass(stand=stand, total=length_for_scan(loader))
     to_its_beginning(loader, one)
     return one
 
@@ -85,17 +85,6 @@ def _to_resume(stand: Stand) -> LoaderPosition | None:
     import torch
 
     return stand.track.resume if torch.is_grad_enabled() else None
-
-
-@guarded("scan")
-def _length(loader: Any) -> int | None:
-    here = rank()
-    if here is None or here.scan is None:
-        return None
-    try:
-        return len(loader)
-    except TypeError:
-        return None  # nobody knows
 
 
 @guarded("loader")
@@ -291,7 +280,8 @@ def before_fetch(here: Any, one: Pass | None) -> bool:
 
     trains = one is None or is_followed(one.stand)
     evaluates = not trains and (not torch.is_grad_enabled() or here.evaluating())
-    if one is not None and not one.stand.batches and tracks.turns_to(one.stand) and not here.window.let_go() and trains:
+    is_first = one is not None and not one.stand.batches and tracks.turns_to(one.stand) and not here.window.let_go()
+    if one is not None and is_first and trains and torch.is_grad_enabled() and not here.evaluating():
         tracks.asks_first(one.stand)
     here.before_fetch(trains=trains, evaluates=evaluates and tracks.turns_to_evaluation())
     return here.scan is not None and _scan_is_due(here)

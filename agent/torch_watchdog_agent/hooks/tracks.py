@@ -90,10 +90,10 @@ def track_of(loader: Any) -> Track:
 
 
 def begin(track: Track, rng_at_iter: Any, count_at_iter: int | None, sampler_epoch: int | None) -> Stand:
-    """A new pass. Its sampler was told `sampler_epoch`: where that is behind what it had been told for the pass of the run that was saved, the loop has done
-    with that one."""
+    """A new pass. Its sampler was told `sampler_epoch`: where that is the one behind what it had been told for the pass of the run that was saved, the loop has
+    done with that one. Farther behind it counts no epochs: a script may give it its steps."""
     before = None if track.resume is None else track.resume.sampler_epoch
-    if before is not None and sampler_epoch is not None and sampler_epoch > before:
+    if before is not None and sampler_epoch == before + 1:
         _is_past(track)
     track.begun += 1
     return Stand(
@@ -158,7 +158,7 @@ def turns_to(stand: Stand) -> bool:
     if at is None or at is stand or not (at.is_over and at.is_used):
         return False
     at.ending.over_at = at.batches
-    if at.track is stand.track and not at.ending.is_whole:
+    if at.track is stand.track and not at.ending.is_whole and at.ending.used < at.batches:
         stand.ending.usual = at.ending.used, at.batches
     return not at.ending.is_whole
 

@@ -137,7 +137,9 @@ def test_a_pass_whose_first_batch_the_training_asks_for_is_its_place(makes_a_new
     assert tracks.training_place()[:2] == (of.epoch, 0)
 
 
-@pytest.mark.parametrize(("told", "epoch"), [(2, 0), (3, 1), (None, 0)], ids=["the same epoch", "the next one", "no sampler"])
+@pytest.mark.parametrize(
+    ("told", "epoch"), [(2, 0), (3, 1), (9, 0), (None, 0)], ids=["the same epoch", "the next one", "it is told steps", "no sampler"]
+)
 def test_a_sampler_that_was_told_a_later_epoch_says_that_the_one_to_resume_is_over(
     told: int | None, epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,17 @@ def test_an_epoch_is_taken_to_end_where_the_one_before_was_cut(monkeypatch: pyte
     follow(second)
     ends = [tracks.training_place()._replace(batches=batches).with_generators(RngState.capture()).over_at for batches in (3, 4)]
     assert ends == [None, 5]
+    del loader
+
+
+def test_a_short_first_epoch_says_nothing_of_a_place_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation in front of the resumed pass had taken that for over, and its batches came again."""
+    track = tracks.track_of(loader := Loader())
+    goes_through(track, 4, trains_on=4)
+    second = tracks.begin(track, None, None, None)
+    assert tracks.turns_to(second)
+    follow(second)
+    assert tracks.training_place()._replace(batches=4).with_generators(RngState.capture()).over_at is None
     del loader
 
 
