@@ -161,12 +161,17 @@ def promised() -> harness.Run:
     return run
 
 
-def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody_is_freed() -> None:
-    run = promised()
-    for _ in range(60):
+def stands_still(run: harness.Run, *, seconds: int, timeout_s: float) -> None:
+    """Rank 0 waits for rank 1, whenever they are looked at."""
+    for _ in range(seconds):
         looks = [effect.tell for effect in run.wait(1.0) if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Look)]
         for look in looks:
-            run.say(Looked(rank=look.rank, generation=look.order.generation, waits=look.rank == 0, stack=STACK, timeout_s=20.0))
+            run.say(Looked(rank=look.rank, generation=look.order.generation, waits=look.rank == 0, stack=STACK, timeout_s=timeout_s))
+
+
+def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody_is_freed() -> None:
+    run = promised()
+    stands_still(run, seconds=60, timeout_s=20.0)
     status = run.job.status()
     assert status.standstill.startswith("rank 0 waits for rank 1: it is not in a collective")
     assert [rank.phase for rank in status.ranks] == ["train", "late"]
@@ -183,10 +188,7 @@ def test_while_a_stop_waits_for_a_rank_that_stands_still_that_is_told_and_nobody
 def test_a_rank_that_was_late_and_is_killed_is_told_as_late_first() -> None:
     """As `watchdog stop` advises. It had been told as any other SIGKILL: want of memory, dmesg."""
     run = promised()
-    for _ in range(30):
-        looks = [effect.tell for effect in run.wait(1.0) if isinstance(effect, SendOrder) and isinstance(effect.tell.order, Look)]
-        for look in looks:
-            run.say(Looked(rank=look.rank, generation=look.order.generation, waits=look.rank == 0, stack=STACK, timeout_s=600.0))
+    stands_still(run, seconds=30, timeout_s=600.0)
     run.report(events=(harness.ended(1, 1, signal=9), harness.exception(0, 2, PEER), harness.ended(0, 3, exit_code=1)))
     (died,) = (incident for incident in run.incidents if incident["kind"] == "rank.died")
     assert died["summary"].startswith("rank 1, in step 6: it is not in a collective, but in ") and died["severity"] == "critical"
