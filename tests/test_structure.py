@@ -24,6 +24,7 @@ PURE = (
     "proto/torch_watchdog_proto/messages.py",
     "proto/torch_watchdog_proto/exit_codes.py",
     "proto/torch_watchdog_proto/frames.py",
+    "proto/torch_watchdog_proto/checkpoint_names.py",
     "proto/torch_watchdog_proto/names.py",
     "proto/torch_watchdog_proto/sentences.py",
     "proto/torch_watchdog_proto/record.py",
@@ -75,6 +76,7 @@ PURE_IMPORTS = {
     ),
     *("torch_watchdog_proto.messages", "torch_watchdog_proto.envelopes", "torch_watchdog_proto.frames", "torch_watchdog_proto.record"),
     "torch_watchdog_proto.exit_codes",
+    "torch_watchdog_proto.checkpoint_names",
     "torch_watchdog_proto.names",
     "torch_watchdog_proto.sentences",
     *(

@@ -15,6 +15,7 @@ from launching import Ended, ended, launch, script, start, torchrun, until, watc
 from ports import free_port
 
 from torch_watchdog_agent.checkpoint import manifest
+from torch_watchdog_proto.checkpoint_names import COMMITTED
 from torch_watchdog_proto.fault_points import VARIABLE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
@@ -47,7 +48,7 @@ def test_a_part_that_dies_between_two_words_of_a_stop_harms_nothing(tmp_path: Pa
     if point in HELD:
         assert "(4 updates, verified)" in run.err, point
     if point == "node got Saved":  # the ranks know that all is whole
-        assert [path.parent.name for path in run.folder.rglob(manifest.COMMITTED)] == ["step-4"], point
+        assert [path.parent.name for path in run.folder.rglob(COMMITTED)] == ["step-4"], point
         assert "every rank's part is whole, so it was sealed without it" in run.err, point
 
 
@@ -83,7 +84,7 @@ def test_a_daemon_that_is_started_again_in_the_middle_of_a_stop_ends_it(tmp_path
     assert second.wait(30) == 0
     judge(run)
     assert (run.code, took_s < LONGEST_S) == (65, True), run.err
-    assert list(run.folder.rglob(manifest.COMMITTED)), run.err
+    assert list(run.folder.rglob(COMMITTED)), run.err
 
 
 @pytest.mark.slow
@@ -123,7 +124,7 @@ def judge(run: Ended) -> None:
     steps = applied(run)
     assert all(4 not in done for done in steps.values()), steps
     assert abs(len(steps[0]) - len(steps[1])) <= 1, steps  # a rank that was killed may not have said its last
-    for folder in run.folder.rglob(manifest.COMMITTED):
+    for folder in run.folder.rglob(COMMITTED):
         facts = manifest.verify(folder.parent)
         assert facts["updates_applied"] == 4
         assert sorted(facts["ranks"]) == [0, 1] or facts["kind"] == "rescue"

@@ -33,6 +33,7 @@ from launching import Ended, ended, launch, script, start, torchrun, until, watc
 from ports import free_port
 
 from torch_watchdog_agent.checkpoint import manifest
+from torch_watchdog_proto.checkpoint_names import COMMITTED
 from torch_watchdog_proto.fault_points import MARK, VARIABLE
 
 OUT = Path(__file__).parent / "results" / "fault-points.json"
@@ -142,7 +143,7 @@ def trial(name: str, point: str) -> dict[str, Any]:
     seconds = time.monotonic() - began
     wrong += [] if (folder / "reached").exists() else ["the point was never reached"]
     wrong += [f"it took {seconds:.0f} s"] if seconds > LONGEST_S else []
-    saved = sorted(path.parent.name for path in folder.rglob(manifest.COMMITTED))
+    saved = sorted(path.parent.name for path in folder.rglob(COMMITTED))
     wrong += ["nothing was saved"] if re.fullmatch(STORIES[name].saves, point) and not saved else []
     if not wrong:
         shutil.rmtree(folder)
@@ -227,7 +228,7 @@ def judge(run: Ended, story: Story) -> list[str]:
             for rank in BOTH
             if steps[rank].get(str(BAD_STEP), "") not in ("", steps[rank].get(str(BAD_STEP - 1)))
         ]
-    return wrong + [found for path in run.folder.rglob(manifest.COMMITTED) for found in half(path.parent, story)]
+    return wrong + [found for path in run.folder.rglob(COMMITTED) for found in half(path.parent, story)]
 
 
 def half(checkpoint: Path, story: Story) -> list[str]:

@@ -2,7 +2,7 @@
 
 Writing: `save` chooses whose code does it: the user's (`callback`), a framework's (`foreign`: `by_trainer`, `by_lightning`, `by_accelerate`, `by_deepspeed`) or
 torch's (`dcp`), of what there is to save (`subjects`, `state`, `rng`, `position`, `rank_file`), together (`peers`) or `alone`, whole or in `pieces`; `part` is
-one rank's share. `manifest` seals it, under the names of `places`, by `files` that are whole after a crash; `fingerprint` looks at values, `weights`
+one rank's share. `manifest` seals it, by `files` that are whole after a crash; `places` notes where it lies elsewhere; `fingerprint` looks at values, `weights`
 whether another's code has written all of them, `errors` says what went wrong, and `refusals` what the system took no more of. Taking it back: `resume`,
 `again` (a later attempt), `load`, `alignment`. What a window began with: `window`, `buffers`, and what the script itself has changed since: `hands`, by
 content, and `habit`, by torch's count of writes; `schedule` learns where a loop moves its rates, `evaluations` what they move.

@@ -11,11 +11,11 @@ from pathlib import Path
 from torch_watchdog_agent.checkpoint import pieces
 from torch_watchdog_agent.checkpoint.part import Alone, Moment, Reader, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers
-from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.save import save_as_chosen, save_as_torch, write_left_out
 from torch_watchdog_agent.checkpoint.subjects import Subjects
+from torch_watchdog_proto.checkpoint_names import beside
 
 
 def save_alone(

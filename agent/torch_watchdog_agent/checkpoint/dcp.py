@@ -22,11 +22,11 @@ from torch_watchdog_agent.checkpoint.fingerprint import all_finite, fingerprint
 from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
 from torch_watchdog_agent.checkpoint.peers import Peers
 from torch_watchdog_agent.checkpoint.pieces import PiecePlanner
-from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.refusals import refusal
 from torch_watchdog_agent.checkpoint.state import from_leaf, gather_state, is_plain_tensor, local_tensors
 from torch_watchdog_agent.checkpoint.subjects import Subjects
+from torch_watchdog_proto.checkpoint_names import beside
 
 FORMAT = "dcp"
 

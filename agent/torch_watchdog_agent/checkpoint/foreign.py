@@ -15,9 +15,9 @@ from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.files import digested, link_all, sync
 from torch_watchdog_agent.checkpoint.manifest import OUR_WORDS
 from torch_watchdog_agent.checkpoint.part import Moment, SavedPart, empty_folder
-from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.subjects import Subjects, TrainingState
+from torch_watchdog_proto.checkpoint_names import beside
 from torch_watchdog_proto.messages import SavedFile
 
 if TYPE_CHECKING:

@@ -19,11 +19,9 @@ from typing import Any
 
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
 from torch_watchdog_agent.checkpoint.files import lies_in, sha256, sync, write_json
-from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.quarantine import FILE_NAME as QUARANTINE
+from torch_watchdog_proto.checkpoint_names import COMMITTED, MANIFEST, beside
 
-MANIFEST = "watchdog.json"
-COMMITTED = "COMMITTED"
 OUR_WORDS = frozenset({MANIFEST, COMMITTED, QUARANTINE})  # in a folder whose other files a framework has written
 KEPT = 3
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch_watchdog_agent.checkpoint.errors import CheckpointError
 from torch_watchdog_agent.checkpoint.files import digested, sync
 from torch_watchdog_agent.checkpoint.part import SavedPart
-from torch_watchdog_agent.checkpoint.places import beside
+from torch_watchdog_proto.checkpoint_names import beside
 
 __all__ = ["PiecePlanner", "folder_of", "join", "lifted", "swept"]
 

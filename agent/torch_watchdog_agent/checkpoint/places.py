@@ -1,24 +1,14 @@
-"""The names beside a checkpoint's own: while it is written, where it is not good, where a newer one takes its place.
-
-Our word stands before the name: frameworks look for what begins with theirs (`checkpoint-*`), and would count, resume from or rotate what ends with ours.
-"""
+"""Where a checkpoint lies that a framework has a place of its own for, noted in the run directory for whoever looks for it later."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-ELSEWHERE = "saved-elsewhere.jsonl"  # in the run directory: a line for each checkpoint that a framework has a place of its own for
+from torch_watchdog_proto.checkpoint_names import ELSEWHERE
+
 _OURS = "checkpoints"
-
-Why: TypeAlias = Literal["partial", "not-good", "replaced"]
-
-
-def beside(path: Path, why: Why) -> Path:
-    """`DIR/partial.NAME` for `DIR/NAME`. The coordinator names what is not good by the same rule."""
-    return path.with_name(f"{why}.{path.name}")
 
 
 def note_elsewhere(path: Path, ours: Path) -> None:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.checkpoint import again, by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
-from torch_watchdog_agent.checkpoint.manifest import MANIFEST, newest_committed, read_manifest, verify_files
+from torch_watchdog_agent.checkpoint.manifest import newest_committed, read_manifest, verify_files
 from torch_watchdog_agent.checkpoint.rank_file import RankFile
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer, is_on
 from torch_watchdog_agent.config import AgentConfig
 from torch_watchdog_agent.errors import of_a_signal
+from torch_watchdog_proto.checkpoint_names import MANIFEST
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.peers import Peers

@@ -16,11 +16,12 @@ from torch_watchdog_agent.checkpoint.errors import CheckpointError, in_words
 from torch_watchdog_agent.checkpoint.foreign import Writer
 from torch_watchdog_agent.checkpoint.part import Moment, RankPart, SavedPart
 from torch_watchdog_agent.checkpoint.peers import Peers, RollCall, all_come, peers_of
-from torch_watchdog_agent.checkpoint.places import beside, note_elsewhere
+from torch_watchdog_agent.checkpoint.places import note_elsewhere
 from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.checkpoint.refusals import by_trying, is_named
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import Subjects
+from torch_watchdog_proto.checkpoint_names import beside
 
 SCANT_BYTES = 1 << 20  # what a failed write leaves of a full disk is less than one of its blocks
 SAVE_TIMEOUT_S = 300.0  # how long a rank waits for the slowest one's part

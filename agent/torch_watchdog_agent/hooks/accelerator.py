@@ -47,7 +47,8 @@ def _hear_of_loads(accelerator: Any) -> None:
 def _loaded(input_dir: Any) -> None:
     """From a checkpoint of ours, or from a folder in it that the script's own saving function has made."""
     from torch_watchdog_agent.checkpoint.errors import CheckpointError
-    from torch_watchdog_agent.checkpoint.manifest import MANIFEST, read_manifest
+    from torch_watchdog_agent.checkpoint.manifest import read_manifest
+    from torch_watchdog_proto.checkpoint_names import MANIFEST
 
     here, path = rank(), Path(input_dir).expanduser().absolute()
     folder = next((place for place in (path, *path.parents) if (place / MANIFEST).is_file()), None)

@@ -93,8 +93,9 @@ def _begins(trainer: Any) -> None:
 @guarded("Lightning's data position")
 def _resumes(loop: Any) -> Resuming | None:
     from torch_watchdog_agent.checkpoint import by_lightning
-    from torch_watchdog_agent.checkpoint.manifest import MANIFEST, read_manifest
+    from torch_watchdog_agent.checkpoint.manifest import read_manifest
     from torch_watchdog_agent.checkpoint.rank_file import RankFile
+    from torch_watchdog_proto.checkpoint_names import MANIFEST
 
     here, given = rank(), loop.trainer.ckpt_path
     if here is None or given is None or not (Path(given).parent / MANIFEST).exists():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+from torch_watchdog_proto.checkpoint_names import beside
 from torch_watchdog_proto.messages import Commit, Saved, SavedFile
 from torch_watchdog_proto.stop.events import CheckpointFact, Closed, OrderKind
 from torch_watchdog_proto.stop.table import State
@@ -106,7 +107,7 @@ def checkpoint_fact(first: Saved, path: str, *, committed: bool, finite: bool, s
     """`first`: the part of the rank that seals. What is not finite stands beside the name of a good one, as `checkpoint/places.py` of the rank has it."""
     place = PurePosixPath(path)
     return CheckpointFact(
-        path=str(place if finite else place.with_name(f"not-good.{place.name}")), updates_applied=first.updates_applied,
+        path=str(place if finite else beside(place, "not-good")), updates_applied=first.updates_applied,
         committed=committed, finite=finite, saved_by=tuple(sorted(saved_by)), format=first.format,
     )  # fmt: skip
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch_watchdog_agent.checkpoint.alone import save_alone
 from torch_watchdog_agent.checkpoint.foreign import standing_in
 from torch_watchdog_agent.checkpoint.part import Alone, SavedPart
-from torch_watchdog_agent.checkpoint.places import beside
 from torch_watchdog_agent.loop import Loop
+from torch_watchdog_proto.checkpoint_names import beside
 
 torch.set_num_threads(1)
 

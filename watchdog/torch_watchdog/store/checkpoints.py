@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_watchdog_agent.checkpoint.places import ELSEWHERE
+from torch_watchdog_proto.checkpoint_names import COMMITTED, ELSEWHERE, MANIFEST, beside
 
 __all__ = ["newest_checkpoint", "unfinished_checkpoints"]
 
-_MANIFEST, _COMMITTED = "watchdog.json", "COMMITTED"
 _MAX_LOOKED_AT = 100
 _UNNAMED = "partial."
 _AT_REST_S = 120.0
@@ -32,7 +31,7 @@ def newest_checkpoint(folder: Path) -> Mapping[str, Any] | None:
         if (manifest := _committed(path)) is not None
     ]
     for path in _elsewhere(folder):
-        both = ((place, _committed(place)) for place in (path, path.with_name(f"{_UNNAMED}{path.name}")))
+        both = ((place, _committed(place)) for place in (path, beside(path, "partial")))
         found += [(place, manifest) for place, manifest in both if manifest is not None and manifest.get("job") == folder.parent.name]
     for path, manifest in sorted(found, key=lambda one: one[1]["updates_applied"], reverse=True):
         if _is_whole(path, manifest):
@@ -46,7 +45,7 @@ def unfinished_checkpoints(folder: Path, *, now_s: float | None = None) -> tuple
 
     `now_s`: it may have ended long ago, so that a later one may be writing into a framework's place: what was touched lately there is not told.
     """
-    elsewhere = [path.with_name(f"{_UNNAMED}{path.name}") for path in _elsewhere(folder)]
+    elsewhere = [beside(path, "partial") for path in _elsewhere(folder)]
     at_rest = [path for path in elsewhere if path.is_dir() and (now_s is None or now_s - _touched_s(path) > _AT_REST_S)]
     return tuple(sorted(str(path) for path in (*_ours(folder, (_UNNAMED,)), *at_rest) if not _is_good(path)))
 
@@ -77,8 +76,8 @@ def _touched_s(path: Path) -> float:
 
 def _committed(path: Path) -> Mapping[str, Any] | None:
     try:
-        written = (path / _MANIFEST).read_bytes()
-        committed, manifest = json.loads((path / _COMMITTED).read_bytes()), json.loads(written)
+        written = (path / MANIFEST).read_bytes()
+        committed, manifest = json.loads((path / COMMITTED).read_bytes()), json.loads(written)
         is_good = committed["manifest_sha256"] == hashlib.sha256(written).hexdigest() and manifest.get("finite", True)
         return manifest if is_good and type(manifest["updates_applied"]) is int else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
