@@ -170,12 +170,46 @@ def test_where_nobody_else_is_there_it_is_over_at_once(world: int, why_not: str,
     assert run.ended[0].reason == f"nothing was saved: {told}"
 
 
-def test_one_that_fails_while_it_saves_was_the_last_healthy_rank() -> None:
+def test_one_that_dies_while_it_saves_was_the_last_healthy_rank() -> None:
     run = Run(2)
     run.fail(1)
     run.freed(0)
-    run.fail(0)
-    assert run.ended[0].reason == "nothing was saved: it fell; no healthy rank is left"
+    run.fail(0)  # its process has ended, which is heard as both
+    run.out(0)
+    assert run.ended[0].reason == "nothing was saved: rank 0 ended while it saved; no healthy rank is left"
+
+
+@pytest.mark.parametrize("when", ["saving", "sealing"])
+def test_what_a_rank_holds_it_holds_whatever_its_script_raises_then(when: str) -> None:
+    """`sys.exit(1)` behind the handler of the broken collective: it waits at its end for a word."""
+    run = Run(2)
+    run.fail(1)
+    run.freed(0)
+    run.saved(0) if when == "sealing" else None
+    run.fail(0, why_not="ended by an exit of the script's own, which is not held back")
+    run.saved(0)
+    run.committed(0)
+    assert run.kinds(0) == [Free, Rescue, WriteCommitted, Leave]
+    assert run.ended[0].checkpoint is not None
+
+
+def test_one_that_raises_once_it_is_free_saves_where_another_cannot() -> None:
+    run = Run(3)
+    run.fail(1)
+    run.freed(2)
+    run.fail(2)
+    run.freed(0)
+    run.saved(0, error="disk full")
+    assert run.kinds(2) == [Free, Rescue]
+    assert run.rescue.state == "saving"
+
+
+def test_one_that_raises_once_it_is_free_and_holds_nothing_is_not_kept() -> None:
+    run = Run(3)
+    run.fail(1)
+    run.freed(2, holds="nothing", why="its update was under way")
+    run.fail(2)
+    assert run.kinds(2) == [Free, Leave]
 
 
 def test_why_one_could_not_be_asked_is_not_said_of_one_that_is_gone_after_it() -> None:

@@ -116,6 +116,8 @@ class RescueCoordinator:
     def _on_failed(self, failed: RankFailed, now: float) -> tuple[Effect, ...]:
         if self.state == "over":
             return (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
+        if self._is_held(failed.rank):
+            return ()
         if not failed.victim:
             self._failed.add(failed.rank)
             self._why_not = failed.why_not
@@ -125,9 +127,12 @@ class RescueCoordinator:
             effects = self._begin(failed, now)
         if not failed.victim and not (failed.waits and failed.rank == self._last):
             effects += (Tell(rank=failed.rank, order=Leave(generation=self._generation)),)
-            if self.state in ("saving", "sealing") and failed.rank in self._savers:
-                return effects + self._try_next(failed.reason, now)
         return effects + self._go_on(now)
+
+    def _is_held(self, rank: int) -> bool:
+        """What it has said it holds, it holds whatever its script raises from then on: it applies no update any more, and waits at its end for a word. Where
+        its process ends all the same, or its device answers no more, that is heard."""
+        return rank in self._here and rank in self._freed and self._freed[rank].holds != "nothing"
 
     def _begin(self, failed: RankFailed, now: float) -> tuple[Effect, ...]:
         self.state, self._generation = "freeing", failed.generation
