@@ -25,7 +25,7 @@ PYTHON = str(BIN / "python")
         "lightning",
         "cut",
         "sliced",
-        *(pytest.param(loop, marks=pytest.mark.slow) for loop in ("ahead", "late", "unmarked")),
+        *(pytest.param(loop, marks=pytest.mark.slow) for loop in ("ahead", "late", "unmarked", "measured")),
     ],
 )
 def test_a_run_that_goes_on_ends_as_one_that_was_never_stopped(loop: str, tmp_path: Path) -> None:
