@@ -345,6 +345,74 @@ def test_words_of_ranks_that_a_script_hands_on_are_told_where_nobody_failed_by_h
     assert ([end.rank for end in first.culprits], first.victims) == ([2], (0, 1))
 
 
+def test_a_rank_that_had_answered_to_anothers_failure_is_no_reason_for_that() -> None:
+    """What frees it from a collective may end it."""
+    lines = ["node a rank 0 step 5 raised at 10.0: SystemExit: 3", "node a rank 1 step 5 exited -11 at 10.01"]
+    for is_freed, culprit in ((False, 1), (True, 0)):
+        watch = play(lines)
+        if is_freed:
+            watch.freed(101)
+        first = watch.verdict(now=1000.0, all_ended=True)
+        assert first is not None and [end.rank for end in first.culprits] == [culprit]
+
+
+NO_SERVER = "DistNetworkError: The client socket has timed out after 1000ms while trying to connect to (10.0.0.7, 1)."
+OF_A_STORE = [NO_SERVER, "DistStoreError: wait timeout after 1000ms, keys: /x", "DistNetworkError: Broken pipe"]
+
+
+@pytest.mark.parametrize("text", OF_A_STORE)
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_an_error_of_a_store_that_is_not_the_jobs_is_the_ranks_own(text: str, node: str) -> None:
+    watch = play([f"node a rank 1 step 5 raised at 11.0: {text}", f"node {node} rank 0 step 5 raised at 10.9: {CLOSED}"], by_itself=(1,))
+    assert watch.culprit_is_known and not watch.is_victim(101) and not watch.has_waited(101)
+    first = watch.verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], first.victims) == ([1], (0,))
+    verdict = judge(first)
+    assert verdict.kind == "rank.exception" and "it raised this itself" in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("other", "culprit"),
+    [
+        ("a rank 0 step 5 exited -9 at 11.5", 0),
+        ("b rank 0 step 5 exited -9 at 500.0", 0),
+        ("a rank 0 step 5 exited 0 at 10.9", 0),
+        ("b rank 0 step 5 raised at 500.0: ValueError: no image", 0),
+        ("a rank 0 step 5 raised at 10.0: ValueError: no image", 0),
+        ("a rank 0 step 5 raised at 11.5: ValueError: the training failed", 1),
+        ("a rank 0 step 5 raised at 11.5: SystemExit: 1", 1),
+        ("a rank 0 step 9 exited 0 at 11.9", 1),
+    ],
+)
+def test_a_rank_whose_own_store_was_another_ranks_has_lost_that_one(other: str, culprit: int) -> None:
+    first = play([f"node a rank 1 step 5 raised at 11.0: {NO_SERVER}", f"node {other}"], by_itself=(1,)).verdict(now=1000.0, all_ended=True)
+    assert first is not None and [end.rank for end in first.culprits] == [culprit]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_own"),
+    [
+        ("ValueError: rank 3 of the matrix: timed out waiting for its factors", True),
+        ("LinAlgError: a tensor of rank 2 is no matrix: the solver timed out", True),
+        ("ClientOSError: the low-rank update: Connection reset by peer", True),
+        ("RuntimeError: rank 1: cannot read s3://b/7: Read timed out, connection reset", True),
+        ("RuntimeError: rank 1 failed to read shard 7: connection reset by peer", True),
+        ("RuntimeError: timed out waiting for rank 0", False),
+        ("RuntimeError: timed out waiting for all other ranks", False),
+        ("RuntimeError: rank 0 is gone: connection reset by peer", False),
+        ("RuntimeError: lost rank 0: connection closed by peer", False),
+    ],
+)
+def test_the_word_rank_makes_a_victim_only_where_another_is_meant(text: str, is_own: bool) -> None:
+    lines = [f"node a rank 1 step 5 raised at 10.9: {text}", f"node a rank 0 step 5 raised at 11.0: {CLOSED}"]
+    watch = play(lines, by_itself=(1,))
+    assert (watch.is_victim(101), watch.has_waited(101)) == (not is_own, not is_own)
+    first = watch.verdict(now=1000.0, all_ended=True)
+    assert first is not None and [end.rank for end in first.culprits] == [1]
+    assert ("it raised this itself" in judge(first).cause, "words of a rank that waited" in judge(first).cause) == (is_own, not is_own)
+
+
 def test_a_rank_that_failed_in_the_middle_of_a_step_has_skipped_none_of_its_batches() -> None:
     lines = [f"node a rank 1 step 5 raised at 11.0: {CLOSED}", f"node a rank 0 step 5 raised at 10.9: {CLOSED}"]
     first = play(lines).verdict(now=1000.0, all_ended=True, skipped={1: 5})

@@ -10,6 +10,7 @@ import pytest
 from job_harness import BAD_TOKEN, Run, ended, exception, hold, orders, steps, stop_at
 
 from torch_watchdog.job.events import (
+    RankGone,
     SendOrder,
 )
 from torch_watchdog.job.rescues import HEAD_START_S
@@ -46,6 +47,17 @@ def test_the_others_are_asked_where_they_are_once_and_before_they_are_freed_whoe
     assert why.startswith("rank 2 lost another: RuntimeError: Connection closed by peer")
     told = run.say(Failed(rank=0, step=3, time_ns=1, updates_applied=3, text="RuntimeError: Timed out waiting 8000ms for send operation"))
     assert Look not in [kind for _, kind in orders(told)]
+
+
+def test_an_exit_of_the_scripts_own_waits_for_the_end_of_a_rank_that_had_gone_silent() -> None:
+    """That script had caught what it met when rank 1 was killed, whose end its node sees a little later."""
+    run = Run()
+    run.hello(0, 1)
+    run.handle(RankGone(attempt=0, rank=1, pid=101))
+    run.say(Failed(rank=0, step=5, time_ns=1_000_000_000, updates_applied=5, text="SystemExit: 1", chain=("SystemExit: 1",)))
+    assert run.kinds == []
+    run.report(events=(replace(ended(1, 1, signal=9), time_ns=1_400_000_000),))
+    assert [(incident["kind"], incident["origin"]["rank"]) for incident in run.incidents] == [("rank.died", 1)]
 
 
 def test_the_exception_is_known_though_it_was_read_after_the_end() -> None:

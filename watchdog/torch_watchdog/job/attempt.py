@@ -24,7 +24,7 @@ from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.death import signal_name
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import RankStatus, TellRank
-from torch_watchdog_proto.rescue_words import Failed, Look, Looked
+from torch_watchdog_proto.rescue_words import Failed, Freed, Look, Looked
 from torch_watchdog_proto.stop import events as stop
 from torch_watchdog_proto.stop.rescue import RankFailed
 
@@ -125,6 +125,8 @@ class Attempt:
         if isinstance(message, Looked):
             self._hangs.answered(message)
             self._failures.looked(message)
+        if isinstance(message, Freed):
+            self._failures.freed(rank.pid)
         if isinstance(message, Failed):
             effects += self._on_failed(rank, message, now)
         effects += self._tell_each(self._rescues.said(message, now))
@@ -366,8 +368,8 @@ class Attempt:
 
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
         rescue = self._rescues.ended
-        is_told = self._failures.culprit_is_known and not self._failures.awaits_log
-        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and is_told)
+        gone = [rank.pid for rank in self.ranks.values() if not rank.alive and not rank.exited]
+        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and self._failures.is_told(gone))
         first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):

@@ -6,7 +6,7 @@ Owns the evidence of one attempt: exceptions, ends of processes, telling lines o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -40,6 +40,7 @@ class FailureWatch:
         self._logs: dict[int, list[str]] = {}
         self._ended: set[int] = set()
         self._said_end: set[int] = set()
+        self._freed: set[int] = set()
         self._command: tuple[int, int | None] | None = None  # how the wrapped command failed
         self._since: float | None = None
         self._judged = 0
@@ -96,6 +97,10 @@ class FailureWatch:
         if is_own:
             self._said_end.add(pid)
         return is_own
+
+    def freed(self, pid: int) -> None:
+        """It has been told of another's failure, and answered: how it ends follows from that."""
+        self._freed.add(pid)
 
     def hung(self, rank: int, *, node: str, pid: int, step: int | None, why: str, now: float, desync: bool = False) -> None:
         """The rank makes no progress, and others wait for it."""
@@ -169,7 +174,7 @@ class FailureWatch:
         if not all_ended and now < self._since + self._patience_s():
             return None
         self._judged = len(failed)
-        finished = [end for end in self._ends.values() if end.finished]
+        finished = [replace(end, freed=end.pid in self._freed) for end in self._ends.values() if end.finished]
         first = first_failure([*failed, *finished], skipped, self._late())
         return None if first is None else self._by_sizes(first)
 
@@ -211,10 +216,20 @@ class FailureWatch:
         """Whether some rank's failure is its own, so that no earlier one need be waited for long; or whom the others waited for."""
         return any(not self.is_victim(end.pid) for end in self._failed()) or (self._asked <= self._stacks.keys() and bool(self._late()))
 
+    def is_told(self, gone: Collection[int]) -> bool:
+        """Whether the culprit is known, and nothing is awaited that may tell more of it. `gone`: processes that speak no more, unseen yet to have ended."""
+        return self.culprit_is_known and not self._awaits_log and not self._may_follow_from(gone)
+
     @property
-    def awaits_log(self) -> bool:
+    def _awaits_log(self) -> bool:
         """Whether a rank has met an assertion on its GPU, and what that has printed, which its node reads, is still to come."""
         return any(_ASSERTED in end.text and _PRINTED not in end.log and end.pid not in self._ended for end in self._failed())
+
+    def _may_follow_from(self, gone: Collection[int]) -> bool:
+        """Whether all that was raised may do so."""
+        own = [end for end in self._failed() if not self.is_victim(end.pid)]
+        silent = [pid for pid in gone if pid not in self._ended and (pid not in self._ends or not self._ends[pid].raised_ns)]
+        return bool(own and silent) and all(end.may_follow for end in own)
 
     def _begin(self, now: float) -> None:
         self._since = now if self._since is None else self._since
@@ -247,7 +262,7 @@ class FailureWatch:
 
     def _told(self, end: RankEnd) -> RankEnd:
         text, log = end.text or self._notes.get(end.pid, ""), "\n".join(self._logs.get(end.pid, ()))
-        told = replace(end, text=text, log=log, said_end=end.pid in self._said_end)
+        told = replace(end, text=text, log=log, said_end=end.pid in self._said_end, freed=end.pid in self._freed)
         return replace(told, step=told.on_device, between=False) if told.died_of_its_device else told
 
 

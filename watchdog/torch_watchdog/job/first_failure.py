@@ -43,9 +43,15 @@ _OF_NO_PEER = re.compile(
     r"(Connection(Reset|Refused|Aborted)?|BrokenPipe|Timeout|OS)Error\b|.*(DataLoader worker \(pid|\(in \w+ worker process)"
 )
 # Words that nothing but what couples ranks has: a script that raises these by itself may hand on what it has met before.
-_OF_RANKS = re.compile(
-    r"gloo/|\bc10d\b|NCCL|ProcessGroup|TCPStore|Dist\w+Error|Barrier|communicator|collective|all_?reduce|\branks?\b", re.IGNORECASE
+_OF_RANKS = re.compile(r"gloo/|\bc10d\b|NCCL|ProcessGroup|TCPStore|Dist\w+Error|Barrier|communicator|collective|all_?reduce", re.IGNORECASE)
+# The same of "rank" only where another of the job is meant: a matrix has a rank, and many a script begins its messages with its own.
+_ANOTHER_RANK = re.compile(
+    r"\b(?:for|from|to|lost|reach|other|another|all)(?: \w+)? ranks?\b(?: (?P<awaited>\d+))?|"
+    r"(?<!of )\brank (?P<subject>\d+) (?:did|does|has|is|was|never|died|timed out|failed|left|closed|ended)\b",
+    re.IGNORECASE,
 )
+# What a call of a store raises; where the rank tells that it raised this by itself, the store was none of the job's.
+_OF_A_STORE = re.compile(r"Dist(Network|Store)Error\b")
 _GAVE_UP = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
 _OF_DEVICE = re.compile(r"Assertion `.*` failed\.|CUDA error")
 _BY_DEVICE = re.compile(r"CUDA|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|NCCL|Assertion `")
@@ -56,6 +62,8 @@ ASKED_FOR_S = 60.0  # an end so soon after the launch was asked for it is of tha
 # gloo's end of a process whose collective is not the one that another rank has called.
 _OTHER_SIZE = re.compile(r"Received data size doesn't match expected size|op\.preamble\.length <= op\.nbytes")
 _SAME_MOMENT_NS = 1_000_000
+_SEEN_LATE_NS = 3_000_000_000  # the end of a process, after its connections broke: a dump of its memory, a GPU to be let go
+_KILL_SEEN_LATE_NS = 500_000_000  # the same on a busy machine
 SAME_FAILURE_NS = 50_000_000  # an exception is noticed once it has left the training, on a busy machine so much later than it was raised
 
 
@@ -67,7 +75,8 @@ class RankEnd:
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
     the next; `on_device`: the one that its GPU was in as it ended, Python being ahead. `finished`: it ended well; `said_end`: its script was over, by its
     own word. `bundle`, `fetching` and `by_itself`: as in Failed. `hung`: why it is held for one that makes no progress, `desync` where it waits in
-    a collective of its own. `late`: why it had not come to where others waited for it, where that was known before a signal ended it.
+    a collective of its own. `late`: why it had not come to where others waited for it, where that was known before a signal ended it. `freed`: it
+    had been told of another's failure, and answered.
     """
 
     rank: int
@@ -92,11 +101,33 @@ class RankEnd:
     bundle: str = ""
     fetching: str = ""
     by_itself: bool = False
+    freed: bool = False
 
     @property
     def failed_by_itself(self) -> bool:
         """Whether, by where it was raised, its exception is no word of a lost peer, whatever it says."""
-        return self.by_itself and _OF_RANKS.search(self.text) is None
+        return self.by_itself and (self.is_of_a_store or not (_OF_RANKS.search(self.text) or _names_another(self.rank, self.text)))
+
+    @property
+    def is_of_a_store(self) -> bool:
+        """Whether a store that is none of the job's raised, at the other end of which another rank may have been all the same."""
+        return self.by_itself and _OF_A_STORE.match(self.text) is not None
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether what it raised is its own and yet what a script does, or its own store meets, after another rank is gone."""
+        return not self.hung and (self.is_of_a_store or self.text.startswith("SystemExit"))
+
+    @property
+    def died_without_a_word(self) -> bool:
+        """Whether all that is known of it is that its process ended, and when that was seen from outside; not as it was told to."""
+        return bool(self.ended_ns) and not (self.raised_ns or self.hung or self.freed or self.signal in ASKED_TO_END)
+
+    @property
+    def noticed_within_ns(self) -> int:
+        """How much later than an exception of another the end of its process may be seen, and have come first. Nothing that a script does over another's
+        failure is a SIGKILL, nor does a launcher come to that so soon."""
+        return _KILL_SEEN_LATE_NS if self.signal == signals.SIGKILL else SAME_FAILURE_NS
 
     @property
     def is_victim(self) -> bool:
@@ -157,6 +188,11 @@ def blames_a_peer(text: str) -> bool:
     return _PEER_IS_GONE.search(text) is not None and _OF_NO_PEER.match(text) is None
 
 
+def _names_another(rank: int, text: str) -> bool:
+    numbers = (found["awaited"] or found["subject"] for found in _ANOTHER_RANK.finditer(text))
+    return any(number is None or int(number) != rank for number in numbers)
+
+
 def is_of_device(end: RankEnd) -> bool:
     """Whether the rank ended by what its GPU had met, behind which Python may be by many steps; by what it says, or without a word of its own."""
     return not end.text or _BY_DEVICE.search(f"{end.text}\n{end.log}") is not None
@@ -188,12 +224,12 @@ def first_failure(
     failed = [end for end in ends if roles[end] != "finished"]
     if not failed:
         return None
-    own = [end for end in failed if roles[end] == "own"]
+    own = _without_followers([end for end in failed if roles[end] == "own"])
     behind = None if own else _out_of_step(ends, skipped, {end.rank for end in failed if roles[end] == "peer"})
     if behind is not None:
         return behind
-    early = [] if own else _finished_early(roles, failed)
-    own = own or ([] if early else [end for end in failed if roles[end] == "leaving"])
+    early = _finished_early(roles, failed) if all(end.may_follow for end in own) else []
+    own = [] if early else own or [end for end in failed if roles[end] == "leaving"]
     if own:
         culprits = _earliest(own)
     elif early or late:
@@ -245,16 +281,35 @@ def _role(end: RankEnd) -> Role:
 
 def _finished_early(roles: dict[RankEnd, Role], failed: Sequence[RankEnd]) -> list[RankEnd]:
     """A rank whose script was over while others still had steps to do: its peers' connections broke of that."""
-    under_way = (end.step for end in failed if roles[end] == "peer" and end.step is not None and not end.between)
-    last = max(under_way, default=None)
-    done = [end for end in roles if roles[end] in ("finished", "leaving") and end.step is not None]
-    early = [end for end in done if last is not None and end.step is not None and end.step <= last]
+    lost = [end for end in failed if (roles[end] == "peer" or end.may_follow) and not end.between]
+    done = [end for end in roles if roles[end] in ("finished", "leaving")]
+    early = [end for end in done if any(_was_over_before(end, other) for other in lost)]
     return _earliest(early) if early else []
+
+
+def _was_over_before(one: RankEnd, other: RankEnd) -> bool:
+    """Whether one had no step left in the middle of which the other lost it. A script may end well over what another rank's exit did to it."""
+    if one.step is None or other.step is None or one.step > other.step:
+        return False
+    first = one.node != other.node or one.ended_ns - (other.raised_ns or other.ended_ns) < SAME_FAILURE_NS
+    return not other.may_follow or (first and not one.freed)
+
+
+def _without_followers(own: list[RankEnd]) -> list[RankEnd]:
+    """Of several that failed by themselves, not those that may have done so because another was gone."""
+    roots = [end for end in own if not end.may_follow and (end.raised_ns or end.hung or not end.freed)]
+    return [end for end in own if not (end.may_follow and any(_may_explain(root, end) for root in roots))]
+
+
+def _may_explain(root: RankEnd, end: RankEnd) -> bool:
+    if root.node != end.node:
+        return root.step is not None and end.step is not None and root.step <= end.step
+    return root.died_without_a_word and root.ended_ns - (end.raised_ns or end.ended_ns) < _SEEN_LATE_NS
 
 
 def _earliest(ends: Sequence[RankEnd]) -> list[RankEnd]:
     """Those before which no other came, as far as anything tells."""
-    return [end for end in ends if not any(_is_before(other, end) for other in ends if other is not end)]
+    return [end for end in ends if not any(_is_before(other, end) for other in ends if other is not end)] or list(ends)
 
 
 def _is_before(one: RankEnd, other: RankEnd) -> bool:
@@ -263,6 +318,10 @@ def _is_before(one: RankEnd, other: RankEnd) -> bool:
     if one.node != other.node:
         # Clocks of two hosts are not compared. Who was in an earlier step had not done its part of the later one.
         return one.step is not None and other.step is not None and one.step < other.step
+    if one.died_without_a_word and other.raised_ns:
+        return one.ended_ns - other.raised_ns < one.noticed_within_ns
+    if other.died_without_a_word and one.raised_ns:
+        return other.ended_ns - one.raised_ns >= other.noticed_within_ns
     if _is_the_same(one, other) and abs(one.raised_ns - other.raised_ns) < SAME_FAILURE_NS:
         return False
     if one.raised_ns and other.raised_ns:
