@@ -39,9 +39,9 @@ class Failed:
     """An exception leaves the training of this rank. `text` is the one that was raised first of its chain, `chain` all of them in that order.
 
     `step`: the one it was in, or `between` two steps the next. `calls`: one a process group. `bundle`: the batch that it failed on, in the run directory;
-    `fetching`: the batch, in words, that was being made instead. `by_itself`: it was raised outside of torch, by no error of torch's, so that words as
-    "connection reset by peer" need be of no other rank. The rank waits for a word before it ends: `Free` where it
-    may have something to save, `Leave` where not.
+    `fetching`: the batch, in words, that was being made instead. `by_itself`: it was raised outside of torch, by no error of torch's but that
+    of a store which is none of the job's, so that words as "connection reset by peer" need be of no other rank. The rank waits for a word before it
+    ends: `Free` where it may have something to save, `Leave` where not.
     """
 
     rank: int

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from torch_watchdog_agent.errors import text_of
+from torch_watchdog_agent.rescue.stores import is_of_own_store
 
 __all__ = ["Words", "innermost_own", "is_interrupt", "words_of"]
 
@@ -40,7 +41,8 @@ class Words:
 
     def __init__(self, errors: list[BaseException]) -> None:
         self.chain = tuple(_line(error) for error in errors)
-        self.text, self.where, self.by_itself = self.chain[0], _where(errors[0]), _is_by_itself(errors[0])
+        self.text, self.where = self.chain[0], _where(errors[0])
+        self.by_itself = _is_by_itself(errors[0]) or is_of_own_store(errors[0])
         if isinstance(errors[0], KeyboardInterrupt) and not is_interrupt(errors[0]):
             self.text = f"a {self.text} that the script itself raised"
 

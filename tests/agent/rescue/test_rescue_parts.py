@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,38 @@ def of_a_store_and_raised_again() -> None:
     raise kept
 
 
+class Cache:
+    def __init__(self) -> None:
+        self.store = own_server()
+
+    def read(self) -> None:
+        self.store.get("never")
+
+
+def own_server() -> torch.distributed.TCPStore:
+    return torch.distributed.TCPStore("127.0.0.1", 0, None, True, timedelta(milliseconds=20), False)
+
+
+def of_a_store_that_has_no_answer() -> None:
+    Cache().read()
+
+
+def of_a_store_with_a_prefix() -> None:
+    torch.distributed.PrefixStore("mine", own_server()).wait(["never"], timedelta(milliseconds=20))
+
+
+def of_a_store_whose_server_goes_away() -> None:
+    server = own_server()
+    client = torch.distributed.TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=2))
+    del server
+    client.set("a", "b")
+    client.get("a")
+
+
+def of_a_store_by_torchs_rendezvous() -> None:
+    next(iter(torch.distributed.rendezvous("tcp://127.0.0.1:1", rank=1, world_size=2, timeout=timedelta(milliseconds=20))))
+
+
 def of_native_code() -> None:
     """In the script's own frame, as that of a work.wait()."""
     torch.ones(2) @ torch.ones(3)
@@ -134,14 +167,48 @@ def of_native_code() -> None:
         (of_a_logger_and_wrapped, True),
         (of_a_logger_in_words_of_torchs, True),
         (of_a_data_set, True),
-        (of_a_store, False),
-        (of_a_store_and_wrapped, False),
-        (of_a_store_and_raised_again, False),
+        (of_a_store, True),
+        (of_a_store_and_wrapped, True),
+        (of_a_store_and_raised_again, True),
+        (of_a_store_that_has_no_answer, True),
+        (of_a_store_with_a_prefix, True),
+        (of_a_store_whose_server_goes_away, True),
+        (of_a_store_by_torchs_rendezvous, True),
         (of_native_code, False),
     ],
 )
 def test_what_torch_has_raised_is_told_from_what_a_script_or_its_data_raise(work: object, by_itself: bool) -> None:
     assert words_of(raised(work)).by_itself is by_itself
+
+
+@pytest.fixture
+def jobs_store() -> Iterator[torch.distributed.TCPStore]:
+    store = own_server()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield store
+    torch.distributed.destroy_process_group()
+
+
+def waits(store: torch.distributed.Store) -> None:
+    store.wait(["never"], timedelta(milliseconds=20))
+
+
+def test_the_store_of_the_jobs_process_groups_is_no_ranks_own(
+    jobs_store: torch.distributed.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = SimpleNamespace(prefixed=torch.distributed.PrefixStore("mine", jobs_store))
+    client = torch.distributed.TCPStore("127.0.0.1", jobs_store.port, None, False, timedelta(seconds=2))
+    for work in (
+        lambda: waits(jobs_store),
+        lambda: waits(client),
+        lambda: holder.prefixed.wait(["never"], timedelta(milliseconds=20)),
+        lambda: torch.distributed.distributed_c10d._get_default_store().wait(["never"], timedelta(milliseconds=20)),
+        lambda: torch.distributed.barrier(group=object()),  # type: ignore[arg-type]
+    ):
+        assert not words_of(raised(work)).by_itself
+    assert words_of(raised(lambda: waits(own_server()))).by_itself
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert not words_of(raised(of_a_store)).by_itself
 
 
 def in_a_worker() -> None:
