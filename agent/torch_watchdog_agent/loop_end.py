@@ -51,15 +51,19 @@ class LoopEnd:
             now.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
         now.reverse()
+        names = set[str]()  # of what was called there, and around it: a function may call itself for the next stage
         for depth, ((code, then), (at, here)) in enumerate(zip(reversed(last), now, strict=False)):
             if code is not at:
                 return False
             ways = _Ways(code)
             called = ways.called(then)
-            if called is None or ways.lead(here, then) or ways.name(here, called):
+            if called is None:
+                return False
+            names.add(called)
+            if ways.lead(here, then) or ways.name(here, names):
                 return False
             if ways.at(here) != ways.at(then):
-                return not any(_Ways(inner).name(where, called) for inner, where in now[depth + 1 :])
+                return not any(_Ways(inner).name(where, names) for inner, where in now[depth + 1 :])
         return False
 
 
@@ -84,9 +88,9 @@ class _Ways:
         """Whether what follows on the call at `here` may come to that at `there`; of one and the same, whether it may come again."""
         return self.at(there) in self._following(here)
 
-    def name(self, here: int, called: str) -> bool:
-        """Whether what follows on the call at `here` may load what has that name, of whatever it is."""
-        return any(called in _loaded(self._instructions[self._index(at)]) for at in self._following(here))
+    def name(self, here: int, names: set[str]) -> bool:
+        """Whether what follows on the call at `here` may load what has one of the names, of whatever it is."""
+        return any(names & _loaded(self._instructions[self._index(at)]) for at in self._following(here))
 
     def called(self, there: int) -> str | None:
         """The last name of what is called at `there`, `fit` of `trainer.fit(model)`: what starts where the call does, and ends before it. None: it has none."""

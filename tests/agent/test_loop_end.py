@@ -158,6 +158,16 @@ def a_function_for_each_stage(step: Callable[[], None], ask: Callable[[], None])
     stage()
 
 
+def a_function_that_calls_itself(step: Callable[[], None], ask: Callable[[], None]) -> None:
+    def stage(left: int) -> None:
+        if left:
+            trains(step)
+            ask()
+            stage(left - 1)
+
+    stage(2)
+
+
 def what_has_no_name(step: Callable[[], None], ask: Callable[[], None]) -> None:
     stages = [trains, trains]
     stages[0](step)
@@ -210,7 +220,7 @@ def test_a_script_that_may_train_on_has_not(script: Script) -> None:
     "script",
     [
         *(two_stages, two_stages_by_a_method, two_stages_inline, two_stages_of_which_one_may_not_come),
-        *(a_second_stage_in_a_function, a_function_for_each_stage, what_has_no_name),
+        *(a_second_stage_in_a_function, a_function_for_each_stage, a_function_that_calls_itself, what_has_no_name),
     ],
 )
 def test_a_script_that_names_behind_its_loop_what_trained_in_it_may_train_on(script: Script) -> None:
