@@ -24,6 +24,7 @@ PYTHON = str(BIN / "python")
         "itself",
         "lightning",
         "cut",
+        "behind",
         "sliced",
         *(pytest.param(loop, marks=pytest.mark.slow) for loop in ("ahead", "late", "unmarked", "measured")),
     ],

@@ -15,7 +15,7 @@ from torch_watchdog_agent.checkpoint.position import LoaderPosition
 from torch_watchdog_agent.hooks import elsewhere, order_of_another, own_order, tracks
 from torch_watchdog_agent.hooks.active import guarded, is_training_thread, made_rank, rank
 from torch_watchdog_agent.hooks.indices import Source, leave_out, source_of
-from torch_watchdog_agent.hooks.left import watch_collections
+from torch_watchdog_agent.hooks.left import is_left_here, watch_collections
 from torch_watchdog_agent.hooks.looked_at import Pass, length_for_scan, without_modes_of
 from torch_watchdog_agent.hooks.tracks import Stand, Track, is_current, is_followed, track_of
 from torch_watchdog_agent.quarantine import dataset_name
@@ -147,6 +147,8 @@ def fetch(one: Pass | None, theirs: Callable[[Any], _Batch], iterator: Any) -> _
     receiver, here = here_now.receiver, rank()
     if receiver is None and here is not None and before_fetch(here, one):
         _scan(one or Pass(), lambda: theirs(iterator), lambda: source_of(iterator))
+    if receiver is None and one is not None and one.stand.is_resumed and is_left_here(one.stand):
+        _end(one)
     began_ns = time.monotonic_ns()
     try:
         batch = _made(here, theirs, iterator)
@@ -175,6 +177,8 @@ def ask(one: Pass, make: Callable[[], _Batch], *, inside: bool = True, skip: int
     here = rank()
     if here is not None and before_fetch(here, one):
         _scan(one, make, None, inside=inside, part=part)
+    if one.stand.is_resumed and is_left_here(one.stand):
+        _end(one)
     began_ns = time.monotonic_ns()
     with asking(one, inside=inside):
         try:
@@ -280,9 +284,10 @@ def before_fetch(here: Any, one: Pass | None) -> bool:
 
     trains = one is None or is_followed(one.stand)
     evaluates = not trains and (not torch.is_grad_enabled() or here.evaluating())
-    is_first = one is not None and not one.stand.batches and tracks.turns_to(one.stand) and not here.window.let_go()
-    if one is not None and is_first and trains and torch.is_grad_enabled() and not here.evaluating():
-        tracks.asks_first(one.stand)
+    if one is not None and not one.stand.batches and tracks.turns_to(one.stand):
+        here.window.let_go()
+        if trains and torch.is_grad_enabled() and not here.evaluating():
+            tracks.asks_first(one.stand)
     here.before_fetch(trains=trains, evaluates=evaluates and tracks.turns_to_evaluation())
     return here.scan is not None and _scan_is_due(here)
 
@@ -298,6 +303,11 @@ def _not_made(here: Any, error: Exception, source: Source | None) -> None:
     """`source`: of a batch of torch's own loader; one outside of that has nothing to add."""
     if here is not None:
         here.rescuer.batches.not_made(error, None if source is None else source.indices)
+
+
+def _end(one: Pass) -> NoReturn:
+    _ended(one)
+    raise StopIteration
 
 
 @guarded("loader")

@@ -31,6 +31,7 @@ __all__ = [
     "turns_to",
     "turns_to_evaluation",
     "used",
+    "was_left_here",
 ]
 
 
@@ -120,8 +121,8 @@ def follow(stand: Stand) -> None:
 
 
 def asks_first(stand: Stand) -> None:
-    """The training asks this pass for its first batch, and nothing has kept the end of the one before it. That may be over another loader: Lightning can make
-    a new one for each epoch."""
+    """The training asks this pass for its first batch, and its loop had left the one before it early: what stands between them has been done. That may be
+    over another loader: Lightning can make a new one for each epoch."""
     global followed
     if followed is not None and followed is not stand and not stand.batches:
         followed = stand
@@ -173,6 +174,13 @@ def turns_to_evaluation() -> Literal[True]:
         if resume is not None and resume.over_at == resume.batches and not resume.evaluates_first:
             _is_past(track)
     return True
+
+
+def was_left_here(stand: Stand) -> bool:
+    """Whether the run that was saved had taken no batch of this pass behind the place at which it goes on. Of one batch each: a loop that begins a pass for
+    every batch, which must get one."""
+    resume = stand.track.resume
+    return stand.is_resumed and not stand.taken and resume is not None and 1 < resume.batches == resume.over_at
 
 
 def _is_past(track: Track) -> None:

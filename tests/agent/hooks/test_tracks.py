@@ -100,6 +100,24 @@ def test_any_other_place_is_left_alone_by_looks_and_evaluations(
     del loader
 
 
+@pytest.mark.parametrize(
+    ("taken", "trained", "at", "was_left"),
+    [(4, 4, 4, True), (5, 4, 4, False), (1, 1, 1, False), (4, 4, 3, False)],
+    ids=["a break behind the step", "one in front of it, which comes again", "a pass for every batch", "a step is still to come"],
+)
+def test_behind_a_break_behind_the_last_step_there_is_nothing_to_train_on(
+    taken: int, trained: int, at: int, was_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = saved_behind(Loader(), taken=taken, trained=trained, at=at)
+    track = resumed_from(saved, loader := Loader(), monkeypatch)
+    stand = tracks.begin(track, None, None, None)
+    stand.is_resumed, stand.batches = True, at
+    assert tracks.was_left_here(stand) is was_left
+    follow(stand)
+    assert not tracks.was_left_here(stand)
+    del loader
+
+
 def test_a_place_keeps_on_disk_where_its_loop_was_done_with_the_pass() -> None:
     saved = saved_behind(Loader(), taken=5, trained=4, at=4)
     assert saved.over_at == 5 and LoaderPosition.from_parts(*saved.to_parts()).over_at == 5

@@ -178,6 +178,21 @@ def cut(training: Training) -> None:
         begin = 0
 
 
+def behind(training: Training) -> None:
+    """The same by a break behind the step, with an evaluation behind that: by its count alone a loop that goes on behind the last step would do another."""
+    scheduler = training.restored(torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9))
+    begin = training.step - 4 * training.first_epoch
+    for _ in range(training.first_epoch, EPOCHS):
+        for number, batch in enumerate(training.loader, begin + 1):
+            training.update(batch)
+            training.order_comes(3)
+            if number >= 4:
+                break
+        training.evaluate()
+        scheduler.step()
+        begin = 0
+
+
 def sliced(training: Training) -> None:
     """The same by a slice, with an evaluation before all training and none behind."""
     scheduler = training.restored(torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9))
@@ -231,7 +246,9 @@ def lightning(training: Training) -> None:
     training.step = trainer.global_step
 
 
-LOOPS = {loop.__name__: loop for loop in (first, plateau, ahead, late, persistent, unmarked, cut, sliced, measured, itself, lightning)}
+LOOPS = {
+    loop.__name__: loop for loop in (first, plateau, ahead, late, persistent, unmarked, cut, behind, sliced, measured, itself, lightning)
+}
 
 
 def main() -> None:
