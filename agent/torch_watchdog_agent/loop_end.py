@@ -19,7 +19,8 @@ __all__ = ["LoopEnd"]
 
 Place: TypeAlias = list[tuple[CodeType, int]]  # what is called where, the innermost first
 
-_NEVER_GO_ON = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "INTERPRETER_EXIT"})
+_RETURN = frozenset({"RETURN_VALUE", "RETURN_CONST"})
+_NEVER_GO_ON = _RETURN | {"RAISE_VARARGS", "RERAISE", "INTERPRETER_EXIT"}
 _ALWAYS_JUMP = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"})
 _BESIDE_THE_CALLED = frozenset({dis.opmap["EXTENDED_ARG"], dis.opmap["PUSH_NULL"], *dis.hasconst})  # the names of keywords are constants
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
@@ -63,7 +64,7 @@ class LoopEnd:
             if ways.lead(here, then) or ways.name(here, names):
                 return False
             if ways.at(here) != ways.at(then):
-                return not any(_Ways(inner).name(where, names) for inner, where in now[depth + 1 :])
+                return ways.end(here) and not any(_Ways(inner).name(where, names) for inner, where in now[depth + 1 :])
         return False
 
 
@@ -87,6 +88,10 @@ class _Ways:
     def lead(self, here: int, there: int) -> bool:
         """Whether what follows on the call at `here` may come to that at `there`; of one and the same, whether it may come again."""
         return self.at(there) in self._following(here)
+
+    def end(self, here: int) -> bool:
+        """Whether what follows on `here` may come to an end: a rank that hangs may stand in a loop of its script's that has none."""
+        return any(self._instructions[self._index(at)].opname in _RETURN for at in self._following(here))
 
     def name(self, here: int, names: set[str]) -> bool:
         """Whether what follows on the call at `here` may load what has one of the names, of whatever it is."""

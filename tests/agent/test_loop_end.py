@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -75,6 +76,17 @@ def evaluates_in_mid_epoch(step: Callable[[], None], ask: Callable[[], None]) ->
         step()
         if number == 3:
             ask()
+
+
+def hangs_in_a_loop_without_an_end(step: Callable[[], None], ask: Callable[[], None]) -> None:
+    once = iter((None,))
+    with suppress(StopIteration):
+        for number in range(4):
+            if number == 3:
+                while True:
+                    ask()
+                    next(once)
+            step()
 
 
 def before_the_next_trial(step: Callable[[], None], ask: Callable[[], None]) -> None:
@@ -210,7 +222,9 @@ def test_a_script_that_no_way_leads_back_into_its_loop_has_trained(script: Scrip
     assert asked_in(script) == [True]
 
 
-@pytest.mark.parametrize("script", [evaluates, evaluates_in_mid_epoch, before_the_next_trial, in_a_generator])
+@pytest.mark.parametrize(
+    "script", [evaluates, evaluates_in_mid_epoch, hangs_in_a_loop_without_an_end, before_the_next_trial, in_a_generator]
+)
 def test_a_script_that_may_train_on_has_not(script: Script) -> None:
     told = asked_in(script)
     assert told and not any(told)
