@@ -24,7 +24,8 @@ TRANSCRIPTS = sorted((HERE / "transcripts").glob("*.txt"))
 KNOWLEDGE = HERE.parents[2] / "watchdog" / "torch_watchdog" / "rules" / "knowledge" / "kernel_asserts.tsv"
 LINE = re.compile(
     r"node (?P<node>\w+) rank (?P<rank>\d+)(?P<between> between)?(?: step (?P<step>\d+))? "
-    r"(?:raised at (?P<raised>[\d.]+): (?P<text>.*)|(?P<over>told its end)|exited (?P<exit>-?\d+) at (?P<ended>[\d.]+)|printed: (?P<log>.*))"
+    r"(?:raised at (?P<raised>[\d.]+): (?P<text>.*)|(?P<over>told its end)|(?P<told>was told)|(?P<gone>was gone)|"
+    r"exited (?P<exit>-?\d+) at (?P<ended>[\d.]+)|printed: (?P<log>.*))"
 )
 
 
@@ -45,6 +46,10 @@ def play(lines: list[str], *, by_itself: tuple[int, ...] = ()) -> FailureWatch:
             watch.raised(word, node=found["node"], pid=pid, now=order)
         elif found["over"]:
             watch.said_end(pid, order)
+        elif found["told"]:
+            watch.told_of_another(pid)
+        elif found["gone"]:
+            watch.gone(pid)
         elif found["log"]:
             watch.hear(RankEvent(rank=rank, attempt=0, pid=pid, kind="log", time_ns=0, order=order, text=found["log"]), order)
         else:
@@ -343,17 +348,6 @@ def test_words_of_ranks_that_a_script_hands_on_are_told_where_nobody_failed_by_h
     first = play([*lines, "node a rank 2 step 5 exited -9 at 12.0"], by_itself=(1,)).verdict(now=1000.0, all_ended=True)
     assert first is not None
     assert ([end.rank for end in first.culprits], first.victims) == ([2], (0, 1))
-
-
-def test_a_rank_that_had_answered_to_anothers_failure_is_no_reason_for_that() -> None:
-    """What frees it from a collective may end it."""
-    lines = ["node a rank 0 step 5 raised at 10.0: SystemExit: 3", "node a rank 1 step 5 exited -11 at 10.01"]
-    for is_freed, culprit in ((False, 1), (True, 0)):
-        watch = play(lines)
-        if is_freed:
-            watch.freed(101)
-        first = watch.verdict(now=1000.0, all_ended=True)
-        assert first is not None and [end.rank for end in first.culprits] == [culprit]
 
 
 NO_SERVER = "DistNetworkError: The client socket has timed out after 1000ms while trying to connect to (10.0.0.7, 1)."

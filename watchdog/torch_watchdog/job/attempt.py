@@ -24,7 +24,7 @@ from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.death import signal_name
 from torch_watchdog_proto import messages as m
 from torch_watchdog_proto.envelopes import RankStatus, TellRank
-from torch_watchdog_proto.rescue_words import Failed, Freed, Look, Looked
+from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked
 from torch_watchdog_proto.stop import events as stop
 from torch_watchdog_proto.stop.rescue import RankFailed
 
@@ -125,8 +125,6 @@ class Attempt:
         if isinstance(message, Looked):
             self._hangs.answered(message)
             self._failures.looked(message)
-        if isinstance(message, Freed):
-            self._failures.freed(rank.pid)
         if isinstance(message, Failed):
             effects += self._on_failed(rank, message, now)
         effects += self._tell_each(self._rescues.said(message, now))
@@ -179,6 +177,7 @@ class Attempt:
         if state is None or state.pid != pid or not state.alive:
             return ()
         state.gone()
+        self._failures.gone(pid)
         gone = self._event(now, "rank.gone", rank=rank, text=f"rank {rank} closed its control socket", step=state.last_step)
         return (gone, *self._orders.tell(self._gone(rank), now), *self._tell_each(self._rescues.out(rank, now)))
 
@@ -339,6 +338,8 @@ class Attempt:
         rank = self.ranks.get(tell.rank)
         if rank is not None:
             rank.told(tell.order)
+            if isinstance(tell.order, Free):
+                self._failures.told_of_another(rank.pid)
             yield SendOrder(node=rank.node, tell=TellRank(attempt=self.number, rank=tell.rank, order=tell.order))
 
     # Judging
@@ -368,8 +369,7 @@ class Attempt:
 
     def _judge_failures(self, now: float, at_end: bool) -> Iterable[Effect]:
         rescue = self._rescues.ended
-        gone = [rank.pid for rank in self.ranks.values() if not rank.alive and not rank.exited]
-        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and self._failures.is_told(gone))
+        known = at_end or all(rank.exited for rank in self.ranks.values()) or (rescue is not None and self._failures.is_told)
         first = self._failures.verdict(now=now, all_ended=known, skipped=self._pace.skipped())
         effects: list[Effect] = [] if first is None else self._name(first, now)
         if self._first is not None and (rescue is not None or at_end):

@@ -6,7 +6,7 @@ Owns the evidence of one attempt: exceptions, ends of processes, telling lines o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -40,7 +40,8 @@ class FailureWatch:
         self._logs: dict[int, list[str]] = {}
         self._ended: set[int] = set()
         self._said_end: set[int] = set()
-        self._freed: set[int] = set()
+        self._told: set[int] = set()  # of another's failure
+        self._gone: set[int] = set()  # without a word of a failure
         self._command: tuple[int, int | None] | None = None  # how the wrapped command failed
         self._since: float | None = None
         self._judged = 0
@@ -84,7 +85,7 @@ class FailureWatch:
         known = self._ends.get(pid) or RankEnd(rank=failed.rank, node=node, pid=pid)
         self._ends[pid] = replace(
             known, text=failed.text, where=failed.where, raised_ns=failed.time_ns, step=failed.step, between=failed.between,
-            bundle=failed.bundle, fetching=failed.fetching, by_itself=failed.by_itself,
+            bundle=failed.bundle, fetching=failed.fetching, by_itself=failed.by_itself, behind=known.behind or frozenset(self._gone),
         )  # fmt: skip
         self._begin(now)
         if self._ends[pid].waited_for_another:
@@ -98,9 +99,15 @@ class FailureWatch:
             self._said_end.add(pid)
         return is_own
 
-    def freed(self, pid: int) -> None:
-        """It has been told of another's failure, and answered: how it ends follows from that."""
-        self._freed.add(pid)
+    def gone(self, pid: int) -> None:
+        """That process speaks no more."""
+        if pid not in self._ends:
+            self._gone.add(pid)
+
+    def told_of_another(self, pid: int) -> None:
+        """It is told of another's failure, and was there for that: how it ends follows from that one, unless its own word is on its way."""
+        if pid not in self._ends:
+            self._told.add(pid)
 
     def hung(self, rank: int, *, node: str, pid: int, step: int | None, why: str, now: float, desync: bool = False) -> None:
         """The rank makes no progress, and others wait for it."""
@@ -159,7 +166,7 @@ class FailureWatch:
 
     def is_victim(self, pid: int) -> bool:
         """Whether that rank only suffers from a peer's failure, as far as it has said."""
-        end = self._told(self._ends[pid]) if pid in self._ends else None
+        end = self._with_words(self._ends[pid]) if pid in self._ends else None
         return end is not None and not end.hung and end.is_victim
 
     def has_waited(self, pid: int) -> bool:
@@ -174,7 +181,7 @@ class FailureWatch:
         if not all_ended and now < self._since + self._patience_s():
             return None
         self._judged = len(failed)
-        finished = [replace(end, freed=end.pid in self._freed) for end in self._ends.values() if end.finished]
+        finished = [replace(end, told=end.pid in self._told) for end in self._ends.values() if end.finished]
         first = first_failure([*failed, *finished], skipped, self._late())
         return None if first is None else self._by_sizes(first)
 
@@ -186,7 +193,7 @@ class FailureWatch:
         others = [self._places[rank] for rank in first.victims if rank in self._places]
         near = {end.rank for end in self._ends.values() if end.node in {dead.node for dead in first.culprits}}
         stray = {place.rank for place in others if place.is_stray and place.rank in near}
-        culprits = tuple(self._told(end) for end in self._ends.values() if end.rank in stray) or first.culprits
+        culprits = tuple(self._with_words(end) for end in self._ends.values() if end.rank in stray) or first.culprits
         named = {end.rank for end in culprits}
         victims = tuple(sorted({end.rank for end in first.culprits}.union(first.victims) - named))
         words = "; ".join(place.words for place in others if not stray or place.rank in stray)
@@ -216,20 +223,21 @@ class FailureWatch:
         """Whether some rank's failure is its own, so that no earlier one need be waited for long; or whom the others waited for."""
         return any(not self.is_victim(end.pid) for end in self._failed()) or (self._asked <= self._stacks.keys() and bool(self._late()))
 
-    def is_told(self, gone: Collection[int]) -> bool:
-        """Whether the culprit is known, and nothing is awaited that may tell more of it. `gone`: processes that speak no more, unseen yet to have ended."""
-        return self.culprit_is_known and not self._awaits_log and not self._may_follow_from(gone)
+    @property
+    def is_told(self) -> bool:
+        """Whether the culprit is known, and nothing is awaited that may tell more of it."""
+        return self.culprit_is_known and not self._awaits_log and not self._may_follow()
 
     @property
     def _awaits_log(self) -> bool:
         """Whether a rank has met an assertion on its GPU, and what that has printed, which its node reads, is still to come."""
         return any(_ASSERTED in end.text and _PRINTED not in end.log and end.pid not in self._ended for end in self._failed())
 
-    def _may_follow_from(self, gone: Collection[int]) -> bool:
-        """Whether all that was raised may do so."""
+    def _may_follow(self) -> bool:
+        """Whether all that was raised may do so from the end of a process that has gone, which is still to be seen."""
         own = [end for end in self._failed() if not self.is_victim(end.pid)]
-        silent = [pid for pid in gone if pid not in self._ended and (pid not in self._ends or not self._ends[pid].raised_ns)]
-        return bool(own and silent) and all(end.may_follow for end in own)
+        silent = {pid for pid in self._gone - self._ended if pid not in self._ends or not self._ends[pid].raised_ns}
+        return bool(own and silent) and all(end.may_follow or silent & end.behind for end in own)
 
     def _begin(self, now: float) -> None:
         self._since = now if self._since is None else self._since
@@ -238,7 +246,7 @@ class FailureWatch:
         return PATIENCE_S if self.culprit_is_known or self._late() else SLOW_TEARDOWN_S
 
     def _failed(self) -> tuple[RankEnd, ...]:
-        told = [self._told(end) for end in self._ends.values()]
+        told = [self._with_words(end) for end in self._ends.values()]
         failed = [end for end in told if _is_bad(end) and not self._is_asked_for(end)]
         if failed or self._command is None or self._asked_for_ns:
             return tuple(failed)
@@ -247,7 +255,7 @@ class FailureWatch:
 
     def is_asked_for(self, pid: int) -> bool:
         """Whether that rank has ended, or is about to, because somebody ended the launch."""
-        return pid in self._ends and self._is_asked_for(self._told(self._ends[pid]))
+        return pid in self._ends and self._is_asked_for(self._with_words(self._ends[pid]))
 
     def _is_asked_for(self, end: RankEnd) -> bool:
         """What failed before, or by words of its own, is no part of that."""
@@ -260,9 +268,9 @@ class FailureWatch:
         earliest_s = -HEARD_LATE_S if died_of_the_asking(end) else 0.0
         return earliest_s <= after_s <= ASKED_FOR_S and is_no_failure_of_its_own(end)
 
-    def _told(self, end: RankEnd) -> RankEnd:
+    def _with_words(self, end: RankEnd) -> RankEnd:
         text, log = end.text or self._notes.get(end.pid, ""), "\n".join(self._logs.get(end.pid, ()))
-        told = replace(end, text=text, log=log, said_end=end.pid in self._said_end, freed=end.pid in self._freed)
+        told = replace(end, text=text, log=log, said_end=end.pid in self._said_end, told=end.pid in self._told)
         return replace(told, step=told.on_device, between=False) if told.died_of_its_device else told
 
 

@@ -75,8 +75,8 @@ class RankEnd:
     end, `order` in which order of its node's events. `log`: telling lines of what it printed. `step`: the step it was in, or `between` two steps
     the next; `on_device`: the one that its GPU was in as it ended, Python being ahead. `finished`: it ended well; `said_end`: its script was over, by its
     own word. `bundle`, `fetching` and `by_itself`: as in Failed. `hung`: why it is held for one that makes no progress, `desync` where it waits in
-    a collective of its own. `late`: why it had not come to where others waited for it, where that was known before a signal ended it. `freed`: it
-    had been told of another's failure, and answered.
+    a collective of its own. `late`: why it had not come to where others waited for it, where that was known before a signal ended it. `told`: of
+    another's failure, while it was there: before any sign of its own. `behind`: the processes that had gone without a word before its exception was heard of.
     """
 
     rank: int
@@ -101,7 +101,8 @@ class RankEnd:
     bundle: str = ""
     fetching: str = ""
     by_itself: bool = False
-    freed: bool = False
+    told: bool = False
+    behind: frozenset[int] = frozenset()
 
     @property
     def failed_by_itself(self) -> bool:
@@ -121,7 +122,7 @@ class RankEnd:
     @property
     def died_without_a_word(self) -> bool:
         """Whether all that is known of it is that its process ended, and when that was seen from outside; not as it was told to."""
-        return bool(self.ended_ns) and not (self.raised_ns or self.hung or self.freed or self.signal in ASKED_TO_END)
+        return bool(self.ended_ns) and not (self.raised_ns or self.hung or self.told or self.signal in ASKED_TO_END)
 
     @property
     def noticed_within_ns(self) -> int:
@@ -243,8 +244,13 @@ def first_failure(
         victims=tuple(sorted({end.rank for end in failed} - {end.rank for end in culprits})),
         desync=bool(early),
         over=all(end.said_end for end in failed),
-        besides=tuple(end for end in sorted(failed, key=lambda end: end.rank) if end not in culprits and raised_its_own(end)),
+        besides=tuple(end for end in sorted(failed, key=lambda end: end.rank) if end not in culprits and _is_beside(end, culprits)),
     )
+
+
+def _is_beside(end: RankEnd, culprits: Sequence[RankEnd]) -> bool:
+    """Whether its error is to be looked at, too: not where the script may have made it of what a culprit's end did to it."""
+    return raised_its_own(end) and not end.may_follow and not any(one.pid in end.behind for one in culprits)
 
 
 def raised_its_own(end: RankEnd) -> bool:
@@ -292,19 +298,19 @@ def _was_over_before(one: RankEnd, other: RankEnd) -> bool:
     if one.step is None or other.step is None or one.step > other.step:
         return False
     first = one.node != other.node or one.ended_ns - (other.raised_ns or other.ended_ns) < SAME_FAILURE_NS
-    return not other.may_follow or (first and not one.freed)
+    return not other.may_follow or (first and not one.told)
 
 
 def _without_followers(own: list[RankEnd]) -> list[RankEnd]:
     """Of several that failed by themselves, not those that may have done so because another was gone."""
-    roots = [end for end in own if not end.may_follow and (end.raised_ns or end.hung or not end.freed)]
+    roots = [end for end in own if not end.may_follow and (end.hung or not end.told)]
     return [end for end in own if not (end.may_follow and any(_may_explain(root, end) for root in roots))]
 
 
 def _may_explain(root: RankEnd, end: RankEnd) -> bool:
     if root.node != end.node:
         return root.step is not None and end.step is not None and root.step <= end.step
-    return root.died_without_a_word and root.ended_ns - (end.raised_ns or end.ended_ns) < _SEEN_LATE_NS
+    return root.died_without_a_word and (root.pid in end.behind or root.ended_ns - (end.raised_ns or end.ended_ns) < _SEEN_LATE_NS)
 
 
 def _earliest(ends: Sequence[RankEnd]) -> list[RankEnd]:
@@ -319,9 +325,9 @@ def _is_before(one: RankEnd, other: RankEnd) -> bool:
         # Clocks of two hosts are not compared. Who was in an earlier step had not done its part of the later one.
         return one.step is not None and other.step is not None and one.step < other.step
     if one.died_without_a_word and other.raised_ns:
-        return one.ended_ns - other.raised_ns < one.noticed_within_ns
+        return _had_gone(one, other)
     if other.died_without_a_word and one.raised_ns:
-        return other.ended_ns - one.raised_ns >= other.noticed_within_ns
+        return not _had_gone(other, one)
     if _is_the_same(one, other) and abs(one.raised_ns - other.raised_ns) < SAME_FAILURE_NS:
         return False
     if one.raised_ns and other.raised_ns:
@@ -330,6 +336,12 @@ def _is_before(one: RankEnd, other: RankEnd) -> bool:
     if first and second:
         return second - first >= _SAME_MOMENT_NS
     return one.order < other.order
+
+
+def _had_gone(silent: RankEnd, raised: RankEnd) -> bool:
+    """Whether a process that died without a word did so before the other's exception: its connections break before its end is seen, and a script may raise
+    what it will over that."""
+    return silent.pid in raised.behind or silent.ended_ns - raised.raised_ns < silent.noticed_within_ns
 
 
 def _is_the_same(one: RankEnd, other: RankEnd) -> bool:
