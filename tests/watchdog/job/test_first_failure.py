@@ -369,7 +369,7 @@ def test_an_error_of_a_store_that_is_not_the_jobs_is_the_ranks_own(text: str, no
 @pytest.mark.parametrize(
     ("other", "culprit"),
     [
-        ("a rank 0 step 5 exited -9 at 11.5", 0),
+        ("a rank 0 step 5 exited -9 at 11.4", 0),
         ("b rank 0 step 5 exited -9 at 500.0", 0),
         ("a rank 0 step 5 exited 0 at 10.9", 0),
         ("b rank 0 step 5 raised at 500.0: ValueError: no image", 0),

@@ -235,7 +235,7 @@ class FailureWatch:
 
     def _may_follow(self) -> bool:
         """Whether all that was raised may do so from the end of a process that has gone, which is still to be seen."""
-        own = [end for end in self._failed() if not self.is_victim(end.pid)]
+        own = [end for end in self._failed() if not self.is_victim(end.pid) and (end.raised_ns or not end.told)]
         silent = {pid for pid in self._gone - self._ended if pid not in self._ends or not self._ends[pid].raised_ns}
         return bool(own and silent) and all(end.may_follow or silent & end.behind for end in own)
 

@@ -62,8 +62,12 @@ ASKED_FOR_S = 60.0  # an end so soon after the launch was asked for it is of tha
 # gloo's end of a process whose collective is not the one that another rank has called.
 _OTHER_SIZE = re.compile(r"Received data size doesn't match expected size|op\.preamble\.length <= op\.nbytes")
 _SAME_MOMENT_NS = 1_000_000
-_SEEN_LATE_NS = 3_000_000_000  # the end of a process, after its connections broke: a dump of its memory, a GPU to be let go
-_KILL_SEEN_LATE_NS = 500_000_000  # the same on a busy machine
+_SEEN_LATE_NS = 3_000_000_000  # the end of a process that had gone by then: a dump of its memory, a GPU to be let go
+_KILL_SEEN_LATE_NS = 500_000_000  # the same on a busy machine, where nobody saw it go
+_EXIT_SEEN_LATE_NS = 15_000_000  # of one that ends by itself: over another's error it may do so as soon
+_NO_REACTION = frozenset(
+    {signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE}
+)  # of a script to another's failure
 SAME_FAILURE_NS = 50_000_000  # an exception is noticed once it has left the training, on a busy machine so much later than it was raised
 
 
@@ -123,12 +127,6 @@ class RankEnd:
     def died_without_a_word(self) -> bool:
         """Whether all that is known of it is that its process ended, and when that was seen from outside; not as it was told to."""
         return bool(self.ended_ns) and not (self.raised_ns or self.hung or self.told or self.signal in ASKED_TO_END)
-
-    @property
-    def noticed_within_ns(self) -> int:
-        """How much later than an exception of another the end of its process may be seen, and have come first. Nothing that a script does over another's
-        failure is a SIGKILL, nor does a launcher come to that so soon."""
-        return _KILL_SEEN_LATE_NS if self.signal == signals.SIGKILL else SAME_FAILURE_NS
 
     @property
     def is_victim(self) -> bool:
@@ -229,7 +227,8 @@ def first_failure(
     behind = None if own else _out_of_step(ends, skipped, {end.rank for end in failed if roles[end] == "peer"})
     if behind is not None:
         return behind
-    early = _finished_early(roles, failed) if all(end.may_follow for end in own) else []
+    lost = own or [end for end in failed if roles[end] == "peer"]
+    early = _finished_early(roles, lost) if all(end.may_follow for end in own) else []
     own = [] if early else own or [end for end in failed if roles[end] == "leaving"]
     if own:
         culprits = _earliest(own)
@@ -250,7 +249,7 @@ def first_failure(
 
 def _is_beside(end: RankEnd, culprits: Sequence[RankEnd]) -> bool:
     """Whether its error is to be looked at, too: not where the script may have made it of what a culprit's end did to it."""
-    return raised_its_own(end) and not end.may_follow and not any(one.pid in end.behind for one in culprits)
+    return raised_its_own(end) and not end.may_follow and not any(one.died_without_a_word and _had_gone(one, end) for one in culprits)
 
 
 def raised_its_own(end: RankEnd) -> bool:
@@ -285,9 +284,8 @@ def _role(end: RankEnd) -> Role:
     return "peer" if end.signal in (None, signals.SIGABRT) and blames_a_peer(end.log) else "own"
 
 
-def _finished_early(roles: dict[RankEnd, Role], failed: Sequence[RankEnd]) -> list[RankEnd]:
-    """A rank whose script was over while others still had steps to do: its peers' connections broke of that."""
-    lost = [end for end in failed if (roles[end] == "peer" or end.may_follow) and not end.between]
+def _finished_early(roles: dict[RankEnd, Role], lost: Sequence[RankEnd]) -> list[RankEnd]:
+    """A rank whose script was over while those who lost another still had steps to do: their connections broke of that."""
     done = [end for end in roles if roles[end] in ("finished", "leaving")]
     early = [end for end in done if any(_was_over_before(end, other) for other in lost)]
     return _earliest(early) if early else []
@@ -295,10 +293,9 @@ def _finished_early(roles: dict[RankEnd, Role], failed: Sequence[RankEnd]) -> li
 
 def _was_over_before(one: RankEnd, other: RankEnd) -> bool:
     """Whether one had no step left in the middle of which the other lost it. A script may end well over what another rank's exit did to it."""
-    if one.step is None or other.step is None or one.step > other.step:
+    if other.between or one.step is None or other.step is None or one.step > other.step:
         return False
-    first = one.node != other.node or one.ended_ns - (other.raised_ns or other.ended_ns) < SAME_FAILURE_NS
-    return not other.may_follow or (first and not one.told)
+    return not other.may_follow or (one.node == other.node and not one.told and one.ended_ns - other.raised_ns < _EXIT_SEEN_LATE_NS)
 
 
 def _without_followers(own: list[RankEnd]) -> list[RankEnd]:
@@ -308,9 +305,11 @@ def _without_followers(own: list[RankEnd]) -> list[RankEnd]:
 
 
 def _may_explain(root: RankEnd, end: RankEnd) -> bool:
-    if root.node != end.node:
-        return root.step is not None and end.step is not None and root.step <= end.step
-    return root.died_without_a_word and (root.pid in end.behind or root.ended_ns - (end.raised_ns or end.ended_ns) < _SEEN_LATE_NS)
+    if root.node == end.node:
+        return root.died_without_a_word and _had_gone(root, end)
+    if root.step is None or end.step is None:
+        return False
+    return root.step < end.step or (root.step == end.step and (end.is_of_a_store or root.signal in _NO_REACTION))
 
 
 def _earliest(ends: Sequence[RankEnd]) -> list[RankEnd]:
@@ -324,6 +323,8 @@ def _is_before(one: RankEnd, other: RankEnd) -> bool:
     if one.node != other.node:
         # Clocks of two hosts are not compared. Who was in an earlier step had not done its part of the later one.
         return one.step is not None and other.step is not None and one.step < other.step
+    if one.told != other.told and not (one.raised_ns or other.raised_ns):
+        return other.told
     if one.died_without_a_word and other.raised_ns:
         return _had_gone(one, other)
     if other.died_without_a_word and one.raised_ns:
@@ -340,8 +341,12 @@ def _is_before(one: RankEnd, other: RankEnd) -> bool:
 
 def _had_gone(silent: RankEnd, raised: RankEnd) -> bool:
     """Whether a process that died without a word did so before the other's exception: its connections break before its end is seen, and a script may raise
-    what it will over that."""
-    return silent.pid in raised.behind or silent.ended_ns - raised.raised_ns < silent.noticed_within_ns
+    what it will over that. It may also end without a word over another's error, which is told only once the script has torn down; but by no such signal.
+    An exit that a script asks for tells less than that."""
+    late_ns, had_gone = silent.ended_ns - raised.raised_ns, silent.pid in raised.behind
+    if silent.signal in _NO_REACTION:
+        return late_ns < (_SEEN_LATE_NS if had_gone else _KILL_SEEN_LATE_NS)
+    return late_ns < (SAME_FAILURE_NS if had_gone and raised.may_follow else _EXIT_SEEN_LATE_NS)
 
 
 def _is_the_same(one: RankEnd, other: RankEnd) -> bool:
