@@ -15,7 +15,7 @@ from torch_watchdog.job.events import (
 )
 from torch_watchdog.job.rescues import HEAD_START_S
 from torch_watchdog_proto import messages as m
-from torch_watchdog_proto.rescue_words import Failed, Free, Look, Release
+from torch_watchdog_proto.rescue_words import Failed, Free, Freed, Look, Release
 from torch_watchdog_proto.stop.rescue import FREE_TIMEOUT_S
 
 
@@ -54,9 +54,11 @@ def test_an_exit_of_the_scripts_own_waits_for_the_end_of_a_rank_that_had_gone_si
     run = Run()
     run.hello(0, 1)
     run.handle(RankGone(attempt=0, rank=1, pid=101))
-    run.say(Failed(rank=0, step=5, time_ns=1_000_000_000, updates_applied=5, text="SystemExit: 1", chain=("SystemExit: 1",)))
+    told = run.say(Failed(rank=0, step=5, time_ns=1_000_000_000, updates_applied=5, text="SystemExit: 1", chain=("SystemExit: 1",)))
     assert run.kinds == []
+    assert (0, Free) in orders(told)  # it waits at its end, and may hold all
     run.report(events=(replace(ended(1, 1, signal=9), time_ns=1_400_000_000),))
+    run.say(Freed(rank=0, generation=1, updates_applied=5, holds="nothing", why="its update was under way"))
     assert [(incident["kind"], incident["origin"]["rank"]) for incident in run.incidents] == [("rank.died", 1)]
 
 

@@ -155,7 +155,7 @@ class Attempt:
             self._failures.asked(alive)
             yield from self._ask(alive)[1]
             self._say_who_is_away(alive)
-        victim = self._failures.is_victim(rank.pid)
+        victim = self._failures.may_hold_all(rank.pid)
         reason = f"rank {rank.rank}{' lost another' if victim else ''}: {failed.text}"
         why_not = why_not_asked(failed)
         yield from self._rescue(rank.rank, reason, now, victim=victim, waits=not why_not, why_not=why_not)

@@ -164,6 +164,11 @@ class FailureWatch:
             self._command = (exit_code, signal)
             self._begin(0.0)
 
+    def may_hold_all(self, pid: int) -> bool:
+        """Whether the rank that raised is to be asked for what it holds, as a healthy one: a victim, or one whose script asked for its end once another's
+        process had gone without a word."""
+        return self.is_victim(pid) or (self._ends[pid].may_follow and bool(self._ends[pid].behind))
+
     def is_victim(self, pid: int) -> bool:
         """Whether that rank only suffers from a peer's failure, as far as it has said."""
         end = self._with_words(self._ends[pid]) if pid in self._ends else None
