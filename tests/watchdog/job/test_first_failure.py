@@ -350,6 +350,13 @@ def test_words_of_ranks_that_a_script_hands_on_are_told_where_nobody_failed_by_h
     assert ([end.rank for end in first.culprits], first.victims) == ([2], (0, 1))
 
 
+def test_an_error_on_another_host_is_told_beside_a_crash_for_their_clocks_are_not_compared() -> None:
+    lines = ["node a rank 0 step 4 exited -11 at 10.0", "node b rank 1 step 5 raised at 500.0: ValueError: no image"]
+    first = play(lines).verdict(now=1000.0, all_ended=True)
+    assert first is not None
+    assert ([end.rank for end in first.culprits], [end.rank for end in first.besides]) == ([0], [1])
+
+
 NO_SERVER = "DistNetworkError: The client socket has timed out after 1000ms while trying to connect to (10.0.0.7, 1)."
 OF_A_STORE = [NO_SERVER, "DistStoreError: wait timeout after 1000ms, keys: /x", "DistNetworkError: Broken pipe"]
 

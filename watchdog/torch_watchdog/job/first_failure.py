@@ -65,9 +65,8 @@ _SAME_MOMENT_NS = 1_000_000
 _SEEN_LATE_NS = 3_000_000_000  # the end of a process that had gone by then: a dump of its memory, a GPU to be let go
 _KILL_SEEN_LATE_NS = 500_000_000  # the same on a busy machine, where nobody saw it go
 _EXIT_SEEN_LATE_NS = 15_000_000  # of one that ends by itself: over another's error it may do so as soon
-_NO_REACTION = frozenset(
-    {signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE}
-)  # of a script to another's failure
+# No script answers another's failure by these.
+_NO_REACTION = frozenset({signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE})
 SAME_FAILURE_NS = 50_000_000  # an exception is noticed once it has left the training, on a busy machine so much later than it was raised
 
 
@@ -249,7 +248,8 @@ def first_failure(
 
 def _is_beside(end: RankEnd, culprits: Sequence[RankEnd]) -> bool:
     """Whether its error is to be looked at, too: not where the script may have made it of what a culprit's end did to it."""
-    return raised_its_own(end) and not end.may_follow and not any(one.died_without_a_word and _had_gone(one, end) for one in culprits)
+    follows = any(one.node == end.node and one.died_without_a_word and _had_gone(one, end) for one in culprits)
+    return raised_its_own(end) and not (end.may_follow or follows)
 
 
 def raised_its_own(end: RankEnd) -> bool:
