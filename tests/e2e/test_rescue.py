@@ -139,6 +139,14 @@ def test_a_wrapper_that_is_the_first_process_of_its_container_rescues_too(tmp_pa
     assert saved_as_after_an_update(run, incident)
 
 
+def test_steps_that_another_rank_took_for_its_own_are_not_called_whole(tmp_path: Path) -> None:
+    """A script that repeats a failed step: each try's gradients go into one of the others' next steps."""
+    run = failed(tmp_path, "--fault", "repeat")
+    (incident,) = run.incidents
+    assert (run.code, incident["origin"]["rank"], incident["action"]["checkpoint"]) == (1, 1, None), run.err
+    assert "rank 0 has applied 8 updates and rank 1 5: they were not in the same steps" in incident["cause"]
+
+
 def test_a_restart_of_the_launcher_goes_on_from_what_was_saved(tmp_path: Path) -> None:
     run = failed(tmp_path, "--fault", "kill", "--steps", 12, "--restore", options=("--max-restarts", "1"))
     assert run.code == 0, run.err

@@ -30,8 +30,10 @@ class Run:
             else:
                 self.ended.append(effect)
 
-    def fail(self, rank: int, *, victim: bool = False, waits: bool = False, why_not: str = "") -> None:
-        failed = RankFailed(rank=rank, reason="it fell", generation=GENERATION, victim=victim, waits=waits, why_not=why_not)
+    def fail(self, rank: int, *, victim: bool = False, waits: bool = False, why_not: str = "", updates: int = 0) -> None:
+        failed = RankFailed(
+            rank=rank, reason="it fell", generation=GENERATION, victim=victim, waits=waits, why_not=why_not, updates_applied=updates
+        )  # fmt: skip
         self.keep(self.rescue.handle(failed, now=self.now))
 
     def out(self, rank: int) -> None:
@@ -168,6 +170,28 @@ def test_where_nobody_else_is_there_it_is_over_at_once(world: int, why_not: str,
         run.fail(rank, why_not=why_not)
     assert run.kinds(world - 1)[-1] == Leave
     assert run.ended[0].reason == f"nothing was saved: {told}"
+
+
+@pytest.mark.parametrize(
+    ("failed", "first", "second", "why"),
+    [
+        (7, 9, 8, "rank 0 has applied 9 updates and rank 1 7"),  # the failed one has repeated its step
+        (9, 7, 9, "rank 2 has applied 9 updates and rank 0 7"),  # another has
+        (7, 8, 7, ""),  # it died behind the collective, in its own update
+        (30, 26, 27, ""),  # its Python was ahead of its GPU
+        (0, 9, 9, ""),  # it applies none, or has not said
+    ],
+)
+def test_what_ranks_hold_that_were_not_in_the_same_steps_is_the_state_of_none(failed: int, first: int, second: int, why: str) -> None:
+    run = Run(3)
+    run.fail(1, updates=failed)
+    run.freed(0, first)
+    run.freed(2, second)
+    if why:
+        assert run.ended[0].reason == f"nothing was saved: {why}: they were not in the same steps"
+    else:
+        assert not run.ended
+        assert Rescue in (*run.kinds(0), *run.kinds(2))
 
 
 def test_one_that_dies_while_it_saves_was_the_last_healthy_rank() -> None:

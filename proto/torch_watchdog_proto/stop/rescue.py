@@ -36,7 +36,7 @@ State: TypeAlias = Literal["idle", "freeing", "saving", "sealing", "over"]
 class RankFailed:
     """A rank raises, has died or hangs. `victim`: it only suffers from a peer's failure, waits for a word, and may hold a whole state. `waits`: it raises
     something of its own and waits for a word, too: it is asked for what it held before that where no healthy rank is left. `why_not`: why it cannot be, as
-    `failed between two steps`."""
+    `failed between two steps`. `updates_applied`: by its own word; 0 where it has said none, or applies none."""
 
     rank: int
     reason: str
@@ -45,6 +45,7 @@ class RankFailed:
     waits: bool = False
     why_not: str = ""
     exit_code: int = 1
+    updates_applied: int = 0
 
 
 Event: TypeAlias = RankFailed | RankGone | FromRank | Tick
@@ -80,6 +81,7 @@ class RescueCoordinator:
         self._failed: set[int] = set()  # not victims
         self._last: int | None = None  # of those, one that waits, with no healthy rank left
         self._why_not = ""  # the newest of those cannot be asked
+        self._said: dict[int, int] = {}  # the updates of those, by their own word
         self._freed: dict[int, Freed] = {}
         self._told: set[int] = set()  # to save
         self._unable: set[int] = set()  # those that could not
@@ -121,6 +123,8 @@ class RescueCoordinator:
         if not failed.victim:
             self._failed.add(failed.rank)
             self._why_not = failed.why_not
+            if failed.updates_applied:
+                self._said[failed.rank] = failed.updates_applied
             self._last = failed.rank if failed.waits and self._here <= self._failed else self._last
         effects: tuple[Effect, ...] = ()
         if self.state == "idle":
@@ -199,7 +203,7 @@ class RescueCoordinator:
 
     def _able(self) -> list[Freed]:
         """Who may save: one rank, or one for each part, all after the same updates. A part that is being written, or is, need not be written again."""
-        here = self._asked() - self._unable
+        here = self._asked() - self._unable if not self._out_of_step() else set[int]()
         whole = [freed for rank, freed in self._freed.items() if freed.holds == "all" and rank in here - self._told]
         if whole:
             return [min(whole, key=lambda freed: (freed.updates_applied, freed.rank))]
@@ -211,10 +215,22 @@ class RescueCoordinator:
         complete = [parts for (_, whole_in), parts in sorted(split.items()) if len(parts) == whole_in]
         return [complete[0][part] for part in sorted(complete[0])] if complete else []
 
+    def _out_of_step(self) -> str:
+        """Why what they hold is the state of no step; empty where it is one. An update takes a collective of all: who has applied two more than another has
+        joined in what that one did in other steps, as where it repeats one. A failed rank, whose Python may be ahead of its GPU, tells only the least."""
+        holds = {rank: freed.updates_applied for rank, freed in self._freed.items() if freed.holds != "nothing" and rank in self._asked()}
+        updates = self._said | holds
+        ahead, behind = max(holds, key=holds.__getitem__, default=None), min(updates, key=updates.__getitem__, default=None)
+        if ahead is None or behind is None or updates[ahead] < updates[behind] + 2:
+            return ""
+        return f"rank {ahead} has applied {count(updates[ahead], 'update')} and rank {behind} {updates[behind]}: they were not in the same steps"
+
     def _why_nothing(self) -> str:
         if self._problem:
             nobody = ("no healthy rank is left",) if not self._asked() and len(self._ranks) > 1 else ()
             return f"nothing was saved: {'; '.join((self._problem, *nobody))}"
+        if out_of_step := self._out_of_step():
+            return f"nothing was saved: {out_of_step}"
         whys = dict.fromkeys(freed.why for _, freed in sorted(self._freed.items()) if freed.holds != "all" and freed.why)
         silent = sorted(self._asked() - self._freed.keys())
         parts = [*whys, *([f"no word from {ranks_in_words(silent)}"] if silent else [])]

@@ -158,7 +158,8 @@ class Attempt:
         victim = self._failures.may_hold_all(rank.pid)
         reason = f"rank {rank.rank}{' lost another' if victim else ''}: {failed.text}"
         why_not = why_not_asked(failed)
-        yield from self._rescue(rank.rank, reason, now, victim=victim, waits=not why_not, why_not=why_not)
+        said = {"victim": victim, "waits": not why_not, "why_not": why_not, "updates_applied": failed.updates_applied}
+        yield from self._rescue(rank.rank, reason, now, **said)
 
     def _on_signalled(self, message: m.Signalled, now: float) -> Iterable[Effect]:
         """Whoever takes the machine away signals every rank, or one node's, and perhaps twice: that is one order."""
@@ -321,13 +322,12 @@ class Attempt:
 
     # The rescue of the others, once a rank has failed
 
-    def _rescue(
-        self, rank: int, reason: str, now: float, *, victim: bool = False, waits: bool = False, why_not: str = ""
-    ) -> Iterable[Effect]:  # fmt: skip
+    def _rescue(self, rank: int, reason: str, now: float, **said: Any) -> Iterable[Effect]:
+        """`said`: what else is known of it, as RankFailed has it."""
         if not self._orders.are_possible:
             return ()
         number = self._orders.next_generation()
-        failed = RankFailed(rank=rank, reason=reason[:_MAX_REASON], generation=number, victim=victim, waits=waits, why_not=why_not)
+        failed = RankFailed(rank=rank, reason=reason[:_MAX_REASON], generation=number, **said)
         return self._tell_each(self._rescues.failed(failed, now))
 
     def _tell_each(self, told: Iterable[stop.Tell]) -> list[Effect]:
