@@ -78,7 +78,8 @@ class Freed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
     """Where the training thread of this rank is. `waits`: in a collective, or for the device that runs one; `timeout_s`: after which its groups give up;
-    `where`: file:line of the user's code; `step` and `between` as in Failed."""
+    `where`: file:line of the user's code; `step` and `between` as in Failed; `handles`: the exception, in words, that it is in an `except` or a `finally` of.
+    """
 
     rank: int
     generation: int
@@ -89,6 +90,7 @@ class Looked:
     step: int = 0
     between: bool = False
     where: str = ""
+    handles: str = ""
 
 
 # Daemon -> rank

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from torch_watchdog_agent.errors import of_a_signal, text_of
 from torch_watchdog_agent.rescue.flight import NOTHING, Flight, keep, read
-from torch_watchdog_agent.rescue.words import innermost_own
+from torch_watchdog_agent.rescue.words import innermost_own, words_of
 from torch_watchdog_proto.rescue_words import GroupCalls, Look, Looked
 
 if TYPE_CHECKING:
     from torch_watchdog_agent.rank import Rank
     from torch_watchdog_agent.rescue.gpu import OnGpu
 
-__all__ = ["answer", "calls_at", "is_waiting", "looked_at", "recorded"]
+__all__ = ["answer", "calls_at", "handled", "is_waiting", "looked_at", "recorded"]
 
 MAX_STACK = 3000
 _IN_VAIN = re.compile(r"tim(ed?|ing)[ -]?out", re.IGNORECASE)
@@ -46,7 +46,7 @@ def answer(order: Look, rank: Rank, gpu: OnGpu, *, at: tuple[int, bool]) -> Look
     flight = recorded(rank, device_answers=lambda: gpu.answers(rank.subjects.now(), within_s=GLANCE_S))
     return Looked(
         rank=rank.identity.rank, generation=order.generation, waits=waits, stack=stack + flight.lines, where=where, step=at[0], between=at[1],
-        timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=_calls(rank, flight),
+        timeout_s=timeout_s if timeout_s < float("inf") else 0.0, calls=_calls(rank, flight), handles=handled(),
     )  # fmt: skip
 
 
@@ -87,6 +87,17 @@ def looked_at() -> tuple[bool, str, str]:
     frames = traceback.extract_stack(frame)
     waits = is_waiting([entry.filename for entry in frames])
     return waits, "".join(traceback.format_list(frames))[-MAX_STACK:], innermost_own(frames)
+
+
+def handled() -> str:
+    """What the training thread has caught, and is not done with: `ValueError: no such row at train.py:31`. Behind it a collective in a `finally` waits for
+    ranks that never come. Empty where there is none."""
+    error = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = error[1] if isinstance(error, tuple) else error  # as Python 3.11 has it
+    if error is None:
+        return ""
+    words = words_of(error)
+    return f"{words.text} at {words.where}" if words.where else words.text
 
 
 def is_waiting(files: Sequence[str]) -> bool:

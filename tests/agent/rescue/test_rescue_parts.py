@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import select
 import signal
 import socket
@@ -25,7 +26,7 @@ from torch_watchdog_agent.loop import Loop
 from torch_watchdog_agent.rescue import replica, sockets, workers
 from torch_watchdog_agent.rescue.ahead import Ahead
 from torch_watchdog_agent.rescue.half_step import Place
-from torch_watchdog_agent.rescue.looking import is_waiting, looked_at
+from torch_watchdog_agent.rescue.looking import handled, is_waiting, looked_at
 from torch_watchdog_agent.rescue.replica import holdings
 from torch_watchdog_agent.rescue.words import is_interrupt, words_of
 from torch_watchdog_agent.turned_off import is_off
@@ -557,3 +558,19 @@ def test_buffers_of_which_no_copy_is_kept_are_a_reason_to_refuse() -> None:
     state = state_of(SimpleNamespace(state={}, param_groups=[]))
     assert "BatchNorm's after 1" in Ahead(updates=1, launched=1, windows_back=1, opened=2).why_not(state, window)  # type: ignore[arg-type]
     assert not Ahead(updates=1, launched=1, windows_back=0, opened=1).why_not(state, window)  # type: ignore[arg-type]
+
+
+def test_what_the_training_thread_is_in_an_except_or_a_finally_of_is_read_by_another() -> None:
+    def read() -> str:
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(handled()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    assert read() == ""
+    try:
+        raise ValueError("no such row")
+    except ValueError:
+        assert re.fullmatch(r"ValueError: no such row at .*test_rescue_parts\.py:\d+", read())
+    assert read() == ""

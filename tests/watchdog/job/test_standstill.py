@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torch_watchdog.job.standstill import Place, Split, split
-from torch_watchdog_proto.rescue_words import GroupCalls
+from torch_watchdog.job.standstill import Place, Split, elsewhere, split
+from torch_watchdog_proto.rescue_words import GroupCalls, Looked
 
 BARRIER = ("barrier", 7)
 GATHER = ("all_gather of (4, 7) int64", 8)
@@ -33,6 +33,34 @@ def test_who_has_called_fewer_keeps_the_others_waiting() -> None:
 def test_who_waits_for_one_that_is_behind_elsewhere_is_not_to_blame_for_being_behind_itself() -> None:
     """2 keeps 1 waiting in `rows`, and so 1 keeps 0 waiting in `columns`."""
     assert found(at(0, columns=5), at(1, columns=4, rows=7), at(2, rows=6)).ranks == (2,)
+
+
+def test_what_a_rank_has_caught_is_told_with_the_collective_that_it_went_into_then() -> None:
+    """A barrier in a `finally`: the error would never be printed."""
+    behind = Looked(
+        rank=1,
+        generation=1,
+        waits=True,
+        stack="",
+        timeout_s=600.0,
+        calls=at(1, world=8).calls,
+        step=5,
+        handles="ValueError: no row at d.py:7",
+    )
+    verdict = found(at(0, world=9), Place.of(behind))
+    assert (
+        "rank 1: a collective that Python did not call" in verdict.why
+        and "in what its script does after ValueError: no row at d.py:7" in verdict.why
+    )
+    away = Looked(
+        rank=1,
+        generation=1,
+        waits=False,
+        stack='  File "/x/train.py", line 7, in main\n',
+        timeout_s=600.0,
+        handles="OSError: full at d.py:9",
+    )
+    assert elsewhere(away).endswith("line 7, in main, in what its script does after OSError: full at d.py:9")
 
 
 def test_two_groups_in_different_order_are_a_circle() -> None:

@@ -21,17 +21,19 @@ AWAY = "away"  # in the place of the kernel's word for a process whose node cann
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one rank stands. `between`: it has not begun the step, or is done with its loop; `where`: the user's line."""
+    """Where one rank stands. `between`: it has not begun the step, or is done with its loop; `where`: the user's line; `handles` as in Looked."""
 
     rank: int
     step: int
     between: bool
     where: str
     calls: tuple[GroupCalls, ...]
+    handles: str = ""
 
     @classmethod
     def of(cls, said: Looked | Failed) -> Place:
-        return cls(rank=said.rank, step=said.step, between=said.between, where=said.where, calls=said.calls)
+        handles = said.handles if isinstance(said, Looked) else ""
+        return cls(rank=said.rank, step=said.step, between=said.between, where=said.where, calls=said.calls, handles=handles)
 
     @property
     def main(self) -> GroupCalls | None:
@@ -72,7 +74,8 @@ def elsewhere(looked: Looked) -> str:
     """What a rank does that is in no collective."""
     lines = [line.strip() for line in looked.stack.splitlines() if line.strip().startswith("File ")]
     place, phase = lines[-1] if lines else "unknown code", phase_in(looked.stack)
-    return f"it is not in a collective, but in {place}" if phase is None else f"it is not in a collective: it {phase}, in {place}"
+    does = f"it is not in a collective, but in {place}" if phase is None else f"it is not in a collective: it {phase}, in {place}"
+    return does + _while_it_handles(looked.handles)
 
 
 def silence(state: str, stack: str) -> str:
@@ -144,4 +147,8 @@ def _call(calls: GroupCalls) -> str:
 
 def _at(place: Place) -> str:
     step = f", not in a step (the next were {place.step})" if place.between else f", in step {place.step}"
-    return (f" at {place.where}" if place.where else "") + step
+    return (f" at {place.where}" if place.where else "") + step + _while_it_handles(place.handles)
+
+
+def _while_it_handles(error: str) -> str:
+    return f", in what its script does after {error}" if error else ""
