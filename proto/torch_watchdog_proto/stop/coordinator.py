@@ -33,6 +33,7 @@ from torch_watchdog_proto.messages import (
 from torch_watchdog_proto.stop.events import (
     NO_CHECKPOINT,
     NO_MORE_SKIPS,
+    IS_GONE,
     TRAINING_ENDED,
     CancelRequested,
     Effect,
@@ -273,7 +274,7 @@ class Coordinator:
             case CancelRequested():
                 return f"taken back by {event.by}"
             case RankGone():
-                return event.why or f"rank {event.rank} is gone"
+                return event.why or f"rank {event.rank} {IS_GONE}"
             case FromRank(message=Ack() as ack):
                 return f"rank {ack.rank} has applied step {ack.passed} already: the ranks are not in step with each other"
             case FromRank(message=CannotPromise() as word):

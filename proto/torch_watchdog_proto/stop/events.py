@@ -31,6 +31,7 @@ __all__ = [
 
 OrderKind: TypeAlias = Literal["batch", "order.stop", "order.checkpoint", "order.preemption", "loss.not_finite"]
 TRAINING_ENDED = "the training ended before it could be carried out"  # a reason of an order that was given up
+IS_GONE = "is gone"  # of a rank, in the same: the order gave way to its failure
 NO_CHECKPOINT = "; no checkpoint: "  # in an order's reason, before why
 NO_MORE_SKIPS = "; no more skips: "  # the same, of policy skip that stops
 

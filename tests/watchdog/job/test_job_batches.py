@@ -101,7 +101,7 @@ def test_what_could_not_be_completed_is_told_by_what_it_was_for(aim: str, policy
     told = run.wait(400)  # no rank promises
     words = [effect.tell.order for effect in told if isinstance(effect, SendOrder)]
     assert [word.aim for word in words if isinstance(word, m.Abandon)] == [aim, aim]
-    assert [line.partition(" could not be completed: ")[0] for line in run.job.outcome().lines] == [aim]
+    assert run.job.outcome().lines == ()  # a node has said it, by that word
 
 
 def test_the_fingerprint_of_a_fault_is_the_same_on_another_rank_step_and_attempt() -> None:

@@ -206,22 +206,29 @@ def test_a_batch_that_an_earlier_daemon_was_told_of_is_over_with_the_skip_that_t
 
 
 @pytest.mark.parametrize("promised", [(), (0,)])
-def test_a_stop_that_gave_way_to_a_failure_is_not_told_as_having_come_to_nothing_where_the_state_was_saved(
-    promised: tuple[int, ...],
-) -> None:
+def test_a_stop_that_gave_way_to_a_failure_is_told_once_as_the_ranks_hear_of_it(promised: tuple[int, ...]) -> None:
     run = trained()
     run.handle(OrderRequested(kind="order.stop", by="ann", reason=""))
     for rank in promised:
         run.say(m.Ack(rank=rank, generation=1, passed=8))
     lose_rank_1(run)
-    (line,) = run.job.outcome().lines
-    assert line == "the stop that was asked for gave way to a failure: rank 1 is gone; the state was saved all the same"
+    assert run.job.outcome().lines == ()
 
 
 def test_so_it_is_where_the_batch_is_found_once_the_failure_is_known() -> None:
     run = trained()
     run.say(Failed(rank=1, step=9, time_ns=1, updates_applied=9, text="ValueError: a mistake"))
     run.say(hold(0, 9))
+    lose_rank_1(run)
+    assert run.job.outcome().lines == ()
+
+
+def test_one_that_gave_way_as_the_ranks_saved_is_told_at_the_end_for_no_word_to_the_ranks_has_said_so() -> None:
+    run = trained()
+    run.say(hold(0, 9))
+    promise(run)
+    for rank in (0, 1):
+        run.say(m.Saving(rank=rank, generation=1, updates_applied=9))
     lose_rank_1(run)
     (line,) = run.job.outcome().lines
     assert line == "the stop for the bad batch gave way to a failure: rank 1 is gone; the state was saved all the same"

@@ -15,15 +15,17 @@ from torch_watchdog.cli.output import print_json
 from torch_watchdog.cli.source import JobLook, find_job, has_own_daemon, live_client
 from torch_watchdog.daemon.client import DaemonClient
 from torch_watchdog.errors import DaemonUnreachableError, OrderLostError, OrderRefusedError, WatchdogError
+from torch_watchdog.job.incident import GIVEN_UP, is_order
 from torch_watchdog.job.ranks import way_out
 from torch_watchdog.launch.going_on import to_go_on
 from torch_watchdog.launch.places import here
-from torch_watchdog.phrases import as_typed, checkpoint_state, is_good
+from torch_watchdog.phrases import as_typed, checkpoint_state, is_good, one_line
 from torch_watchdog.store.run_directory import RunDirectory
 from torch_watchdog.user import caller
 from torch_watchdog_agent.asked import TAKEN
 from torch_watchdog_proto.envelopes import OrderAnswer, OrderKind, RankStatus
 from torch_watchdog_proto.sentences import and_then
+from torch_watchdog_proto.stop.events import IS_GONE
 
 __all__ = ["ask", "order_options"]
 
@@ -60,7 +62,9 @@ def ask(context: click.Context, job: str, kind: OrderKind, *, reason: str, wait:
             click.echo(f"asked: {answer.text}, and what comes of it is awaited" if wait else f"asked: {answer.text}")
         waiting = _Awaited(client, look, kind, known=len(before), say=say)
         came_of_it = waiting.end(within_s=deadline_s - time.monotonic()) if wait else None
-    checkpoint = ((came_of_it or {}).get("action") or {}).get("checkpoint") or {}
+        if came_of_it is not None and _gave_way(came_of_it):
+            came_of_it = waiting.rescue(came_of_it, within_s=deadline_s - time.monotonic())
+    checkpoint = _checkpoint_of(came_of_it)
     if as_json:
         print_json({"job": look.name, "accepted": True, "text": answer.text, "checkpoint": checkpoint or None})
     elif is_good(checkpoint):
@@ -127,6 +131,26 @@ class _Awaited:
             time.sleep(LOOK_EVERY_S)
         raise OrderLostError(self.look.name, f"nothing came of it in {within_s:g} s")
 
+    def rescue(self, order: Incident, *, within_s: float) -> Incident:
+        """Of the failure that the order gave way to: its record, with what the other ranks have saved. Raises OrderLostError."""
+        self.say(f"{_why_given_up(order)}: the order gave way to that failure, and what the other ranks save is awaited")
+        begun_s, found, ended = time.monotonic(), None, False
+        while found is None and not ended and time.monotonic() - begun_s < within_s:
+            try:
+                ended = self.client.job(self.look.name).state == "ended"
+                found = _rescue_of(order, self.client.incidents(self.look.name))
+            except DaemonUnreachableError:
+                ended, found = True, _rescue_of(order, self.look.incidents())
+            if found is None and not ended:
+                time.sleep(LOOK_EVERY_S)
+        if found is None:
+            came = "the failure saved nothing" if ended else f"nothing was saved in {within_s:g} s"
+            raise OrderLostError(self.look.name, f"it gave way to a failure ({_why_given_up(order)}), and {came}")
+        if not is_good(_checkpoint_of(found)):
+            raise OrderLostError(self.look.name, f"it gave way to a failure: {found.get('summary')}; {found.get('cause')}")
+        self.say(f"the failure: {one_line(str(found.get('summary')))}")
+        return found
+
     def _live(self) -> tuple[Incident | None, bool]:
         found = self._own(self.client.incidents(self.look.name))
         return found, found is None and self.client.job(self.look.name).state == "ended"
@@ -151,6 +175,25 @@ class _Awaited:
         if found is None or found.get("status") != "resolved":
             raise OrderLostError(self.look.name, "its daemon is gone, and the ranks end by themselves what they had begun") from error
         return found
+
+
+def _gave_way(order: Incident) -> bool:
+    return not is_good(_checkpoint_of(order)) and IS_GONE in _why_given_up(order)
+
+
+def _why_given_up(order: Incident) -> str:
+    return str(order.get("summary")).rpartition(GIVEN_UP)[2] if GIVEN_UP in str(order.get("summary")) else ""
+
+
+def _rescue_of(order: Incident, incidents: Iterable[Incident]) -> Incident | None:
+    """Once it is over. An attempt has one, and takes no order behind it; a bad batch that came before may tell of it, too."""
+    same = [found for found in incidents if found.get("attempt") == order.get("attempt") and found.get("id") != order.get("id")]
+    rescued = (found for found in same if (found.get("action") or {}).get("policy") == "rescue")
+    return next(rescued, None) or next((found for found in same if not is_order(found) and is_good(_checkpoint_of(found))), None)
+
+
+def _checkpoint_of(incident: Incident | None) -> Mapping[str, Any]:
+    return ((incident or {}).get("action") or {}).get("checkpoint") or {}
 
 
 def _told_on_the_side(line: str) -> None:

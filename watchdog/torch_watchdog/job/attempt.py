@@ -184,7 +184,7 @@ class Attempt:
 
     def _gone(self, rank: int) -> stop.RankGone:
         is_late = bool(self._hangs.why_late(rank))
-        return stop.RankGone(rank=rank, why=f"rank {rank} is gone, and had not come to its next step by then" if is_late else "")
+        return stop.RankGone(rank=rank, why=f"rank {rank} {stop.IS_GONE}, and had not come to its next step by then" if is_late else "")
 
     def node_away(self, node: str, now: float) -> Iterable[Effect]:
         """Its ranks may train on, unreachable: a request that needs them is refused at once, not after a wait of all the others."""

@@ -22,6 +22,7 @@ class Ending:
         self.stood_code: int | None = None
         self._closed: stop.Closed | None = None  # the last order that was done
         self._given_up: stop.Closed | None = None
+        self._said: set[int] = set()  # generations whose end the nodes say, as it happens
         self._leave_codes: dict[int, int] = {}  # generation of an order that tells ranks to leave -> its exit code
         self._left_code: int | None = None  # of the one that ranks have left on
         self._left_on = 0  # and its generation
@@ -43,6 +44,8 @@ class Ending:
     def told(self, order: m.Order) -> None:
         if isinstance(order, m.Commit) and order.leave:
             self._leave_codes[order.generation] = order.exit_code
+        if isinstance(order, m.Abandon):
+            self._said.add(order.generation)
         if isinstance(order, Rescue):
             self._rescues.add(order.generation)
         if isinstance(order, m.WriteCommitted) and not order.good:
@@ -86,12 +89,12 @@ class Ending:
         return of_health if failed and not observed else None
 
     def lines(self) -> Iterable[str]:
-        """What a person should know of orders that did not come to what they were for."""
+        """What a person should know of orders that did not come to what they were for, and what the nodes have not said by then."""
         if self._closed is not None and (why := stop.why_no_more_skips(self._closed.reason)):
             yield why
         if self._closed is not None and stop.NO_CHECKPOINT in self._closed.reason:
             yield f"no good checkpoint was made: {self._closed.reason.partition(stop.NO_CHECKPOINT)[2]}"
-        if self._closed is None and self._given_up is not None:
+        if self._closed is None and self._given_up is not None and self._given_up.generation not in self._said:
             order = self._given_up
             aim, why = stop.aim_of(order.kind, leaves=order.exit_code is not None), order.reason
             is_saved = bool(self._rescues & self._good)

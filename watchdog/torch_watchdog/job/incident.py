@@ -21,6 +21,7 @@ from torch_watchdog_proto.stop.events import NO_CHECKPOINT, Closed, why_no_more_
 from torch_watchdog_proto.stop.rescue import Ended
 
 __all__ = [
+    "GIVEN_UP",
     "Origin",
     "Place",
     "closed",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
+GIVEN_UP = "; given up: "  # in the summary of an order, before why
 _SAMPLES_SHOWN = 8
 _BY_US = "the watchdog ended by SIGKILL what made no progress, which is the signal that the launcher reports"
 _LONG_FLOAT = 8  # digits and all
@@ -171,7 +173,7 @@ def closed(found: Mapping[str, Any], order: Closed) -> dict[str, Any]:
     if is_order(found) or (order.outcome == "done" and order.exit_code is None):
         changes["status"] = "resolved"
     if is_order(found) and order.outcome != "done":
-        changes["summary"] = f"{found['summary']}; given up: {order.reason}"
+        changes["summary"] = f"{found['summary']}{GIVEN_UP}{order.reason}"
     elif is_order(found) and NO_CHECKPOINT in order.reason:
         changes["summary"] = f"{found['summary']}{NO_CHECKPOINT}{order.reason.partition(NO_CHECKPOINT)[2]}"
     if stopped and order.updates_applied is not None and order.stop_step == found["step"] is not None:
