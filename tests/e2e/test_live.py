@@ -147,6 +147,10 @@ def test_who_asks_for_a_stop_is_told_who_is_late_and_what_ends_it_and_so_is_who_
     told, run = ended(waiting, asked), ended(process, tmp_path)
     assert len(late.findall(told.err)) == 1, told.err
     assert committed(tmp_path) == {"step-9"}, run.err
+    assert told.code == 0 and "step-9 (9 updates, verified)" in told.out and "--resume watchdog_runs/job/checkpoints/step-9" in told.out, (
+        told.err
+    )
+    assert run.err.count("rank 1 is gone") == 1, run.err
 
 
 def test_a_keeper_that_is_stopped_is_told_once_its_rank_has_ended_with_what_lets_the_launch_end(tmp_path: Path) -> None:

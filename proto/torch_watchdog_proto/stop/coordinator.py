@@ -31,9 +31,9 @@ from torch_watchdog_proto.messages import (
     WriteCommitted,
 )
 from torch_watchdog_proto.stop.events import (
+    IS_GONE,
     NO_CHECKPOINT,
     NO_MORE_SKIPS,
-    IS_GONE,
     TRAINING_ENDED,
     CancelRequested,
     Effect,

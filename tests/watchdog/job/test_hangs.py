@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_watchdog.job.hangs import ANSWER_S, HangWatch, Hung
+from torch_watchdog.job.hangs import ANSWER_S, ITSELF, HangWatch, Hung
 from torch_watchdog.job.standstill import AWAY
 from torch_watchdog.rules.limits import HangLimits, limits_of
 from torch_watchdog_proto.messages import RankEvent
@@ -150,6 +150,19 @@ def test_a_standstill_is_told_in_words_from_its_first_verdict_until_a_step_comes
     run.look(waits=(0,), elsewhere=(1,))
     run.watch.progressed(run.now)
     assert run.watch.standstill == ""
+
+
+def test_what_the_watchdog_does_by_itself_is_told_with_it_and_when() -> None:
+    run = Run(timeout_s=1800.0)
+    run.look(waits=(0,), elsewhere=(1,))
+    words = run.watch.standstill
+    when = "ends rank 1 and frees the others once no step has come for 24 min (a collective gives up after 30 min)"
+    assert run.watch.told(observed=False, ending=False) == f"{words}{ITSELF}{when}"
+    assert run.watch.told(observed=True, ending=False) == f"{words}{ITSELF}does nothing about it (policy observe)"
+    assert run.watch.told(observed=False, ending=True) == words
+    unknown = Run(timeout_s=0.0)
+    unknown.look(waits=(0,), elsewhere=(1,))
+    assert "does not end it: " in unknown.watch.told(observed=False, ending=False)
 
 
 def test_the_batch_that_each_rank_had_in_hand_ends_no_standstill() -> None:

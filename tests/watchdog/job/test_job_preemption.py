@@ -22,7 +22,7 @@ from torch_watchdog.job.events import (
 )
 from torch_watchdog.job.job import Job
 from torch_watchdog_proto import messages as m
-from torch_watchdog_proto.rescue_words import Free, Look, Looked
+from torch_watchdog_proto.rescue_words import Failed, Free, Look, Looked
 
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:4242"
 RETRY_S = 1.0
@@ -198,6 +198,15 @@ def test_a_rank_that_was_late_and_is_killed_is_told_as_late_first() -> None:
     assert "dmesg" not in died["fix"] and "memory" not in died["cause"] and died["fix"].startswith("look at its stack in ")
     (stacks,) = (effect.text for effect in run.effects if isinstance(effect, WriteStacks))
     assert STACK in stacks
+
+
+def test_a_rank_that_was_late_is_not_to_be_killed_once_the_others_failure_lets_it_save() -> None:
+    run = promised()
+    stands_still(run, seconds=30, timeout_s=600.0)
+    assert "late" in [rank.phase for rank in run.job.status().ranks]
+    run.say(Failed(rank=0, step=6, time_ns=1, updates_applied=6, text="ValueError: a mistake"))
+    status = run.job.status()
+    assert "late" not in [rank.phase for rank in status.ranks] and "the watchdog itself" not in status.standstill
 
 
 def test_a_refusal_while_ranks_are_waited_for_says_for_what_before_anybody_is_known_to_be_late() -> None:

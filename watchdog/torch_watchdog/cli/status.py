@@ -10,9 +10,11 @@ import click
 from torch_watchdog.cli.options import json_option, look_options, settings
 from torch_watchdog.cli.output import print_facts, print_json, print_last_words, print_table
 from torch_watchdog.cli.source import JobLook, find_job, listed
+from torch_watchdog.job.ranks import way_out
 from torch_watchdog.phrases import ENDED_WITHOUT_A_WORD
 from torch_watchdog.report.live import live_lines
 from torch_watchdog_proto.envelopes import JobStatus, RankStatus
+from torch_watchdog_proto.sentences import and_then
 
 __all__ = ["command"]
 
@@ -75,7 +77,7 @@ def _facts(job: JobStatus) -> dict[str, object]:
     }
     facts |= {"resumed": f"from {seen['resumed_from']}"} if seen["resumed_from"] else {}
     facts |= {"incidents": seen["incidents"], "files": job.run_dir}
-    facts |= {"standstill": job.standstill} if job.standstill else {}
+    facts |= {"standstill": and_then(job.standstill, way_out(job.ranks, job.policy))} if job.standstill else {}
     if job.lost_records:
         facts["lost"] = f"{job.lost_records} records were overwritten before they could be read"
     return facts

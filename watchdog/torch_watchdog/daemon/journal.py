@@ -6,12 +6,13 @@ control characters.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_watchdog.job.incident import has_diverged, is_order
+from torch_watchdog.job.ranks import way_out
 from torch_watchdog.phrases import count, one_line
+from torch_watchdog_proto.sentences import and_then
 
 if TYPE_CHECKING:
     from torch_watchdog.daemon.live_job import JobListener, LiveJob
@@ -87,7 +88,8 @@ class AtTerminal:
         name, at = live.job.name, (event["attempt"], event["step"])
         if event["kind"] == "rank.late" and self._late.get(name) != at:
             self._late[name] = at
-            self._say(f"{one_line(event['text'])}; `watchdog stop {shlex.quote(name)}` says what to end")
+            job = live.job.status()
+            self._say(one_line(and_then(job.standstill or event["text"], way_out(job.ranks, job.policy))))
 
     def reported(self, live: LiveJob, *, trains: bool) -> None:
         """Nothing."""

@@ -272,11 +272,11 @@ class Attempt:
 
     @property
     def standstill(self) -> str:
-        """Who is late and since when, in words; empty while steps come."""
-        return self._hangs.standstill
+        """Who is late and since when, and what is done about it, in words; empty while steps come."""
+        return self._hangs.told(observed=self._shared.policy == "observe", ending=self._rescues.has_begun)
 
     def statuses(self) -> tuple[RankStatus, ...]:
-        late = self._hangs.late if self.standstill else ()
+        late = self._hangs.late if self.standstill and not self._rescues.has_begun else ()  # nobody waits for a rank that saves
         return tuple(self.ranks[rank].status(late=rank in late) for rank in sorted(self.ranks))
 
     def _ranks_in_training(self) -> frozenset[int]:

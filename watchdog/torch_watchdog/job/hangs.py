@@ -19,12 +19,14 @@ from torch_watchdog.rules.limits import HangLimits, limits_of
 from torch_watchdog.rules.named import named
 from torch_watchdog_proto.messages import RankEvent
 from torch_watchdog_proto.rescue_words import Looked
+from torch_watchdog_proto.sentences import spoken_time
 
-__all__ = ["HangWatch", "Hung"]
+__all__ = ["ITSELF", "HangWatch", "Hung"]
 
 NUM_KEPT = 64
 MIN_GAPS = 3  # the first step compiles and opens what it needs: nothing is learned before
 ANSWER_S = 3.0
+ITSELF = "; the watchdog itself "  # behind the words of a standstill, before what is done about it without a person
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class HangWatch:
         self._told = False
         self.standstill = ""  # in words, as of the newest look since the last step
         self.late: tuple[int, ...] = ()  # the ranks that it is laid to
-        self._why_late = ""
+        self._why_late = self._next = ""
         self._wrote_out: set[int] = set()  # the batch that they had in hand, since then
         self._network_failed = False  # since the last step
         self._ask_again_at = 0.0
@@ -86,6 +88,12 @@ class HangWatch:
     def why_late(self, rank: int) -> str:
         """Where that rank is instead of where others wait for it; empty where nobody is known to wait for it."""
         return self._why_late if self.standstill and rank in self.late else ""
+
+    def told(self, *, observed: bool, ending: bool) -> str:
+        """The standstill, and whether and when something is done about it: nothing where the job is only `observed`; not said once it is done."""
+        if not self.standstill or ending:
+            return self.standstill
+        return f"{self.standstill}{ITSELF}{'does nothing about it (policy observe)' if observed else self._next}"
 
     @property
     def deadline(self) -> float | None:
@@ -185,11 +193,20 @@ class HangWatch:
         hung = replace(hung, sure=hung.sure or stood_s >= self._in_time_s())
         if not self.standstill:
             self._wrote_out.clear()
-        self.standstill, self.late, self._why_late = hung.words, hung.ranks, hung.why
+        self.standstill, self.late, self._why_late, self._next = hung.words, hung.ranks, hung.why, self._what_follows(hung)
         if self._told and not hung.sure:
             return None
         self._told = True
         return hung
+
+    def _what_follows(self, hung: Hung) -> str:
+        ends = f"ends {named(hung.ranks)} and frees the others"
+        if hung.desync or self._state(hung.ranks[0]) in ("T", AWAY):
+            return f"{ends} if its next looks find the same"
+        if self._in_time_s() == float("inf"):
+            return "does not end it: for how long a collective may wait is not known"
+        timeout = spoken_time(self._in_time_s() / self._limits.of_timeout)
+        return f"{ends} once no step has come for {spoken_time(self._in_time_s())} (a collective gives up after {timeout})"
 
     def _in_time_s(self) -> float:
         """After the process groups' own timeout, as the ranks have answered it, the job dies anyway, without a word of ours."""

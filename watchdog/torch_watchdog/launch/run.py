@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from torch_watchdog.config import LaunchConfig
+from torch_watchdog.job.hangs import ITSELF
 from torch_watchdog.job.incident import is_order
 from torch_watchdog.launch import signals
 from torch_watchdog.launch.job_end import JobEnd
@@ -224,7 +225,7 @@ def _tell_end(
         began_at_update=next((rank.began_at_update for rank in ranks if rank.began_at_update is not None), None),
         updates=max((rank.updates_applied for rank in ranks if rank.updates_applied is not None), default=None),
         attempt=max(last.attempt if last else 0, _guarded(watch.newest_attempt) or 0),
-        standstill=last.standstill if last else "",
+        standstill=last.standstill.partition(ITSELF)[0] if last else "",
         left_behind=tuple(sorted(left)),
         replays=_guarded(lambda: batch_of(Path(replay))) or Path(replay).name if (replay := watch.seat.config.replay) else "",
         told=last is not None or outcome.told,
