@@ -90,11 +90,14 @@ def _hook(config: AgentConfig, say: Voice) -> None:
 def _keep(config: AgentConfig, say: Voice) -> None:
     """The keeper where a launcher watches this process as a session of its own; else only the log."""
     from torch_watchdog_agent import copied, keeper
+    from torch_watchdog_agent.attempt_mark import mark_attempt
     from torch_watchdog_agent.holdback import HoldBack, begun_file, released_file
 
     log_path = Path(config.run_dir) / "logs" / f"rank-{os.environ.get('RANK') or 0}.log"
     _flush()
     attempt, rank = (int(os.environ.get(name) or 0) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+    with suppress(OSError):
+        mark_attempt(log_path, attempt)
     with suppress(OSError):  # at worst the end of a launch names an earlier attempt
         begun_file(Path(config.runtime_dir), attempt).touch(mode=0o600)
     try:

@@ -163,7 +163,9 @@ class Holds:
         named = violation.kind, violation.batch.key
         if named not in self._observed and len(self._observed) < _MAX_OBSERVED:
             self._observed.add(named)
-            rank.say(f"step {rank.loop.step}: {violation.summary}: observed, nothing is changed, more of it is only recorded")
+            rank.say(
+                f"step {rank.loop.step}: {violation.summary}: policy observe, so the training goes on unchanged; the next ones are recorded, not said"
+            )
         return True
 
     def _is_gated(self) -> bool:

@@ -175,7 +175,7 @@ def test_lightning_goes_on_from_what_one_rank_saved(tmp_path: Path, by_the_scrip
     ours = ("--job", "again", *(() if by_the_script else ("--resume", str(path))))
     resumed = launch(tmp_path, [*watchdog(*ours), *torchrun(*script("train_lightning.py", "--dropout", 0, *more, *given))])
     assert resumed.code == 0, resumed.err
-    assert resumed.err.count("has no part of its own in") == 1
+    assert resumed.err.count("finds no random state of its own in") == 1
     reference = launch(tmp_path, torchrun(*script("train_lightning.py", "--dropout", 0, *more)))
     steps = {line for line in reference.lines(r"after step") if int(line.split()[4]) >= DIES_AT}
     assert set(resumed.lines(r"after step")) == steps and len(steps) == 8

@@ -69,7 +69,7 @@ class OrderLostError(WatchdogError):
     """A job took an order, and no checkpoint of it is known that can be used."""
 
     def __init__(self, job: str, reason: str) -> None:
-        super().__init__(f"no checkpoint of the order to job {job} is known to be good: {reason}. See `watchdog status {job}`")
+        super().__init__(f"job {job}: no verified checkpoint came of what was asked: {reason}. See `watchdog status {job}`")
         self.job, self.reason = job, reason
 
 

@@ -79,3 +79,11 @@ class RankFile:
         if manifest["world_size"] == world_size and rank in savers:
             return cls.read(directory, rank), True
         return replace(cls.read(directory, savers[0]), own={}, values={}), False
+
+
+def without_random_state(rank: int, directory: Path) -> str:
+    """Of a rank that has no part of its own there."""
+    return (
+        f"rank {rank} finds no random state of its own in {directory} (it had failed, or did not save): its next random numbers (dropout, augmentation) "
+        "are others than they would have been; weights and optimizer are not touched by that"
+    )

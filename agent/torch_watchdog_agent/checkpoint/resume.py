@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch_watchdog_agent.checkpoint import again, by_accelerate, by_deepspeed, by_lightning, by_trainer, callback, dcp
 from torch_watchdog_agent.checkpoint.errors import CheckpointError, RestoreError
 from torch_watchdog_agent.checkpoint.manifest import newest_committed, read_manifest, verify_files
-from torch_watchdog_agent.checkpoint.rank_file import RankFile
+from torch_watchdog_agent.checkpoint.rank_file import RankFile, without_random_state
 from torch_watchdog_agent.checkpoint.rng import RngState
 from torch_watchdog_agent.checkpoint.subjects import TrainingState, bare_model, inner_optimizer, is_on
 from torch_watchdog_agent.config import AgentConfig
@@ -111,7 +111,7 @@ def _restore(path: Path, target: TrainingState, loader: Any) -> Resumed:
     if is_own:
         mine.rng.restore()
     else:
-        _say(f"rank {rank} has no part of its own in {path}: its random number generators are not restored")
+        _say(without_random_state(rank, path))
     return Resumed(path=path, step=mine.updates_applied, epoch=epoch, batches=batches)
 
 

@@ -94,7 +94,7 @@ def _begins(trainer: Any) -> None:
 def _resumes(loop: Any) -> Resuming | None:
     from torch_watchdog_agent.checkpoint import by_lightning
     from torch_watchdog_agent.checkpoint.manifest import read_manifest
-    from torch_watchdog_agent.checkpoint.rank_file import RankFile
+    from torch_watchdog_agent.checkpoint.rank_file import RankFile, without_random_state
     from torch_watchdog_proto.checkpoint_names import MANIFEST
 
     here, given = rank(), loop.trainer.ckpt_path
@@ -112,7 +112,7 @@ def _resumes(loop: Any) -> Resuming | None:
         return None
     mine, is_own = RankFile.of(folder, manifest, rank=loop.trainer.global_rank, world_size=loop.trainer.world_size)
     if not is_own:  # the rank had failed: it keeps the generators that it has
-        here.say(f"rank {loop.trainer.global_rank} has no part of its own in {folder}: its random number generators are not restored")
+        here.say(without_random_state(loop.trainer.global_rank, folder))
         position = replace(mine.position, rng=RngState.capture())
         return Resuming(loop=loop, position=position, of_another=lambda: here.say(whose_it_takes(mine.rank, position.epoch)))
     return Resuming(loop=loop, position=mine.position)

@@ -11,6 +11,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from torch_watchdog_agent.attempt_mark import newest_attempt
+
 __all__ = ["RankLogs"]
 
 _TELLING = re.compile(
@@ -44,7 +46,7 @@ class RankLogs:
         except OSError:
             return []
         self._read[rank] = end
-        telling = [line for line in data.splitlines() if _TELLING.search(line)]
+        telling = [line for line in newest_attempt(data).splitlines() if _TELLING.search(line)]
         return [line[:_MAX_LINE].decode("utf-8", "replace") for line in telling[:_MAX_LINES]]
 
     def _path(self, rank: int) -> Path:

@@ -253,7 +253,7 @@ class Rescuer:
 
         rank = self._rank
         if rank.identity.world_size > 1:
-            rank.say(f"the training cannot go on ({self._as_told_here(free)}): this one applies no update any more")
+            rank.say(f"the training cannot go on ({self._as_told_here(free)}): this rank applies no further update")
         kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
         if on_device(kept):
             if rank.config.device_gate:

@@ -107,7 +107,7 @@ def test_the_rank_that_is_told_is_not_named_as_another(tmp_path: Path, reason: s
     rank = Rank(tmp_path)
     rescuer = Rescuer(rank, leave=lambda: None)  # type: ignore[arg-type]
     assert rescuer.takes(replace(FREE, reason=reason)) and rank.heard.wait(20)
-    assert rank.said == [f"the training cannot go on ({told}): this one applies no update any more"]
+    assert rank.said == [f"the training cannot go on ({told}): this rank applies no further update"]
     assert rescuer.why_alone() == f"the training cannot go on: {told}"
     assert rescuer.takes(Leave(generation=7))
 

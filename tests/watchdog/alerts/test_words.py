@@ -74,7 +74,7 @@ def test_where_the_daemon_ends_with_the_job_the_alert_offers_no_command_that_nob
     lines = lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=told, is_last=True)
     assert lines[-2:] == (
         "look: watchdog incidents nightly-7b --dir /runs",
-        "mine: acknowledge it where it reached you: its launch has ended, or ends now, and tells nobody more of it",
+        "mine: acknowledge it where it reached you: its launch has ended, or ends now, and sends no more alerts",
     )
     assert says_the_same(lines, lines_of(bad_batch(**STOPPED), world_size=WORLD, page=None, runbook=None, asked=told))
     assert not says_the_same(lines, lines_of(bad_batch(), world_size=WORLD, page=None, runbook=None, asked=told))

@@ -112,8 +112,7 @@ def test_who_acknowledges_what_a_launch_died_of_is_told_that_nobody_is_told_more
     done = runs("ack", "train-1/1")
     assert (done.returncode, done.stderr) == (0, "")
     assert (
-        done.stdout.startswith("train-1/1: the launch of train-1 has ended, and tells nobody more of it")
-        and "where it arrived" in done.stdout
+        done.stdout.startswith("train-1/1: the launch of train-1 has ended and sends no more alerts") and "where it arrived" in done.stdout
     )
     other = runs("ack", "train-1/9")
     assert other.returncode == 1 and "it has no incident '9' (`watchdog incidents train-1` lists them)" in other.stderr

@@ -105,6 +105,6 @@ def test_an_order_whose_daemon_is_killed_is_not_waited_for_any_more(place: Place
     out, err = asked.communicate(timeout=60)
     assert (asked.returncode, out) == (1, "")
     assert err == (
-        "[torch-watchdog] no checkpoint of the order to job job is known to be good: its daemon is gone, and the ranks end by themselves what they had begun. "
+        "[torch-watchdog] job job: no verified checkpoint came of what was asked: its daemon is gone, and the ranks end by themselves what they had begun. "
         "See `watchdog status job`\n"
     )

@@ -125,7 +125,9 @@ def test_a_loss_that_became_nan_and_is_only_observed_has_one_line_at_the_termina
         until(lambda: fleet.said)
         node.goodbye(0)
         until(lambda: fleet.get("api/v1/jobs/job").json()["state"] == "ended")
-    assert fleet.said == ["rank 0, step 1: the loss is nan: observed, nothing is changed, more of it is only recorded"]
+    assert fleet.said == [
+        "rank 0, step 1: the loss is nan: policy observe, so the training goes on unchanged; the next ones are recorded, not said"
+    ]
 
 
 class FullDisk:

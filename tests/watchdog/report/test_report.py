@@ -138,6 +138,14 @@ def test_the_evidence_of_the_culprit_is_found(tmp_path: Path) -> None:
     assert found.contract[0]["module"] == "wte"
 
 
+def test_of_a_log_of_several_attempts_the_incidents_own_is_shown_without_the_line_between(tmp_path: Path) -> None:
+    mark = "[torch-watchdog] attempt 1, 2026-12-01 15:30:12\n"
+    folder = folder_of(tmp_path, log=f"Traceback (most recent call last) in attempt 0\n{mark}step 4\n")
+    for attempt, shown in ((0, ["Traceback (most recent call last) in attempt 0"]), (1, ["step 4"])):
+        found = gather(folder, history(incidents=(INCIDENT | {"attempt": attempt},)), None)
+        assert [tail.lines for tail in found.logs] == [shown]
+
+
 def test_a_batch_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (folder / "incidents" / "1" / "batch.safetensors").write_bytes(b"torn")

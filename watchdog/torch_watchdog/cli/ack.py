@@ -50,6 +50,6 @@ def command(context: click.Context, /, incident: str, **_: object) -> None:
 def _nobody_left(incident: str, job: str) -> str:
     """The launch's own daemon has ended with it, and has told all that it will ever tell: whoever is called has nothing to do here."""
     return (
-        f"{incident}: the launch of {job} has ended, and tells nobody more of it, so there is nothing to acknowledge here. What it left open is "
+        f"{incident}: the launch of {job} has ended and sends no more alerts, so there is nothing to acknowledge here. What it left open is "
         "acknowledged where it arrived (the pager, Alertmanager, the chat), and is resolved there once a run of the same --job name trains"
     )

@@ -82,7 +82,9 @@ class AtTerminal:
         key = live.job.name, str(incident["id"])
         if has_diverged(incident) and incident["action"]["policy"] == "observe" and key not in self._told:
             self._told.add(key)
-            self._say(f"{printable(str(incident['summary']))}: observed, nothing is changed, more of it is only recorded")
+            self._say(
+                f"{printable(str(incident['summary']))}: policy observe, so the training goes on unchanged; the next ones are recorded, not said"
+            )
 
     def event(self, live: LiveJob, event: Mapping[str, Any]) -> None:
         name, at = live.job.name, (event["attempt"], event["step"])

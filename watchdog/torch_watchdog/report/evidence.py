@@ -16,6 +16,7 @@ from torch_watchdog.errors import MissingExtraError, OutputError, RunDirectoryEr
 from torch_watchdog.report.history import JobHistory
 from torch_watchdog.store.read import read_contract
 from torch_watchdog.store.run_directory import RunDirectory
+from torch_watchdog_agent.attempt_mark import of_attempt
 
 __all__ = ["Evidence", "Excerpt", "LogTail", "decoder_of", "gather"]
 
@@ -68,7 +69,7 @@ def gather(folder: Path, history: JobHistory, decode: Decode | None) -> Evidence
     ranks = [rank for rank in (origin, *(found.get("ranks_affected") or ()), *history.ranks) if isinstance(rank, int)]
     directory = RunDirectory(folder)
     incident = directory.incident(str(found["id"])) if str(found.get("id", "")).isdecimal() else None
-    tails = (_log_tail(directory, rank) for rank in list(dict.fromkeys(ranks))[:_MAX_LOGS])
+    tails = (_log_tail(directory, rank, found.get("attempt")) for rank in list(dict.fromkeys(ranks))[:_MAX_LOGS])
     return Evidence(
         logs=[tail for tail in tails if tail is not None],
         stacks=_stacks(directory, incident, ranks[:_MAX_LOGS]),
@@ -77,20 +78,22 @@ def gather(folder: Path, history: JobHistory, decode: Decode | None) -> Evidence
     )
 
 
-def _tail(path: Path) -> str:
-    """The last bytes as text, from a whole line on; empty where there is no such file."""
+def _tail(path: Path, attempt: Any = None) -> str:
+    """The last bytes as text, from a whole line on; empty where there is no such file. Of one attempt where one is named."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+            data = file.read(_TAIL_BYTES)
     except OSError:
         return ""
-    return text if size <= _TAIL_BYTES else text.partition("\n")[2]
+    data = data if size <= _TAIL_BYTES else data.partition(b"\n")[2]
+    return (of_attempt(data, attempt) if isinstance(attempt, int) else data).decode("utf-8", "replace")
 
 
-def _log_tail(directory: RunDirectory, rank: int) -> LogTail | None:
-    lines = [_printable(line) for line in _tail(directory.logs / f"rank-{rank}.log").splitlines()][-_TAIL_LINES:]
+def _log_tail(directory: RunDirectory, rank: int, attempt: Any) -> LogTail | None:
+    """Of the incident's own attempt."""
+    lines = [_printable(line) for line in _tail(directory.logs / f"rank-{rank}.log", attempt).splitlines()][-_TAIL_LINES:]
     telling = frozenset(number for number, line in enumerate(lines) if _TELLING.search(line))
     return LogTail(rank=rank, lines=lines, telling=telling) if lines else None
 

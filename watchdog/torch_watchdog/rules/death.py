@@ -119,7 +119,7 @@ def _judge(first: FirstFailure, known: Catalogue, files: Files, *, alone: bool) 
             cause=f"rank {end.rank} made no progress while the others waited for it in a collective",
             fix=f"{_WHO_STOPPED_THE_RANK}{LETS_GO_ON}"
             if STOPPED in end.hung
-            else f"look at its stack in {files.stacks}: what it was in is what it never came back from",
+            else f"look at its stack in {files.stacks}: its innermost line is where it was stuck",
         )  # fmt: skip
     assertion = known.read(end.log)
     if assertion is not None:
@@ -350,7 +350,7 @@ def _killed_late(end: RankEnd, where: str, files: Files) -> Verdict:
         "launcher or a scheduler",
         fix=_WHO_STOPPED_THE_RANK
         if STOPPED in end.late
-        else f"look at its stack in {files.stacks}: what it was in is what it never came back from",
+        else f"look at its stack in {files.stacks}: its innermost line is where it was stuck",
     )
 
 
