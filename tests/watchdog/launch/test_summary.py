@@ -341,7 +341,9 @@ def test_a_replay_tells_whose_batch_it_was_for_its_own_rank_and_step_are_always_
 
 def test_a_replay_that_raises_nothing_says_that_of_its_batch() -> None:
     end = replace(END, replays="rank 1, step 5, dataset sample 45", exit_code=0, stopped_by_us=False, steps=0)
-    assert summarise([], end) == ["job train-1: the batch of rank 1, step 5, dataset sample 45 raised nothing here (exit code 0)"]
+    headline, why = summarise([], end)
+    assert headline == "job train-1: the batch of rank 1, step 5, dataset sample 45 raised nothing here (exit code 0)"
+    assert why.startswith("  why    it is not the batch alone: ") and "with the weights that the script begins with" in why
     assert "nothing found (exit code 1)" in summarise([], replace(end, exit_code=1))[0]
 
 

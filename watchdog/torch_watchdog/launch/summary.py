@@ -69,7 +69,13 @@ def summarise(incidents: Sequence[Incident], end: JobEnd) -> list[str]:
     first = first_to_tell(found, ended_in=end.attempt if end.exit_code else None)
     earlier = _newest_saved(incidents, before=first if first is not None and has_diverged(first) else None)
     if first is None or _is_only_asked_for(first, end):
-        lines = [_nothing_found(end), *unjudged(end.unjudged), *_stood_still(end), *(_sealed_by_ranks(end) or _saved_earlier(earlier, end))]
+        lines = [
+            _nothing_found(end),
+            *_replayed_well(end),
+            *unjudged(end.unjudged),
+            *_stood_still(end),
+            *(_sealed_by_ranks(end) or _saved_earlier(earlier, end)),
+        ]
     elif _is_of_earlier(first, end):
         lines = _after_earlier(first, end, earlier)
     elif end.recorded_by:
@@ -137,6 +143,16 @@ def _nothing_found(end: JobEnd) -> str:
     if end.replays and end.told and not end.exit_code:
         return f"job {end.job}: the batch of {end.replays} raised nothing here (exit code 0)"
     return f"job {end.job}{how}: {count(end.ranks_reported, 'rank')}, {found} (exit code {end.exit_code})"
+
+
+def _replayed_well(end: JobEnd) -> list[str]:
+    """What to think of next, of a batch that raised nothing."""
+    if not end.replays or not end.told or end.exit_code:
+        return []
+    return [
+        "  why    it is not the batch alone: this was one process, in its first step, with the weights that the script begins with; what failed may "
+        "need the weights of that step, its state, or another rank"
+    ]
 
 
 def _stood_still(end: JobEnd) -> list[str]:
