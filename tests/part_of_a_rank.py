@@ -21,7 +21,8 @@ class PartOfARank:
 
     def __init__(self, folder: Path) -> None:
         self.identity = SimpleNamespace(rank=0, world_size=2)
-        self.config = SimpleNamespace(run_dir=str(folder), resume=None, device_gate=False, policy="stop", scan=False)
+        self.config = SimpleNamespace(run_dir=str(folder), resume=None, device_gate=False, policy="stop", scan=False, grace_s=300.0)
+        self.guarding = False
         self.loop = Loop()
         self.loop.resumed(5)
         empty = TrainingState(models=(), optimizers=(), schedulers=(), scalers=())

@@ -27,6 +27,7 @@ PURE = (
     "proto/torch_watchdog_proto/checkpoint_names.py",
     "proto/torch_watchdog_proto/names.py",
     "proto/torch_watchdog_proto/sentences.py",
+    "proto/torch_watchdog_proto/lost_peers.py",
     "proto/torch_watchdog_proto/record.py",
     "proto/torch_watchdog_proto/rescue_words.py",
     "proto/torch_watchdog_proto/step_words.py",
@@ -79,6 +80,7 @@ PURE_IMPORTS = {
     "torch_watchdog_proto.checkpoint_names",
     "torch_watchdog_proto.names",
     "torch_watchdog_proto.sentences",
+    "torch_watchdog_proto.lost_peers",
     *(
         "torch_watchdog_proto.rescue_words",
         "torch_watchdog_proto.step_words",

@@ -65,6 +65,26 @@ def test_the_state_is_saved_bit_by_bit_and_the_culprit_is_named(
     assert seconds_to_free(run) < FREE_WITHIN_S
 
 
+@pytest.mark.parametrize("answer", ["return", "exit-now"])
+def test_a_rank_that_catches_what_it_got_of_a_lost_one_and_ends_is_asked_first(tmp_path: Path, answer: str) -> None:
+    """Its end is milliseconds behind the other's, whose end is yet to be seen then."""
+    run = failed(tmp_path, "--fault", "kill", "--answer", answer)
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"], incident["ranks_affected"]) == (1, "rank.died", 1, [0]), run.err
+    assert saved_as_after_an_update(run, incident), incident["cause"]
+
+
+def test_ranks_whose_threads_would_keep_them_for_ever_are_ended_once_all_is_saved(tmp_path: Path) -> None:
+    run = launch(tmp_path, [*watchdog("--grace", "10"), *torchrun(*script("failing.py", "--fault", "raise", "--thread"))])
+    (incident,) = run.incidents
+    assert (run.code, incident["kind"], incident["origin"]["rank"]) == (1, "rank.exception", 1), run.err
+    assert saved_as_after_an_update(run, incident)
+    kept = re.findall(r"rank (\d): the script of this rank has ended, but a thread that it had started", run.err)
+    assert sorted(kept) == ["0", "1"], run.err
+    assert re.search(r"Root Cause.*?rank +: 1 .*?exitcode +: 1 ", run.err, re.DOTALL), run.err
+    assert run.err.rindex("failed: rank.exception") > run.err.rindex("keeps its process"), "the last words come last"
+
+
 def test_a_launch_that_is_killed_as_a_rank_fails_leaves_a_record_of_what_that_rank_said(tmp_path: Path) -> None:
     run = start(tmp_path, [*watchdog("--job", "job"), *torchrun(*script("failing.py", "--fault", "raise", "--teardown", "1"))])
     events = tmp_path / "watchdog_runs" / "job" / "events.jsonl"

@@ -19,14 +19,25 @@ from torch_watchdog_agent.config import PID_MARK, AgentConfig
 from torch_watchdog_agent.errors import BadBatchError, of_a_lost_device, of_a_signal, text_of
 from torch_watchdog_agent.identity import Identity
 from torch_watchdog_agent.rank import Rank
-from torch_watchdog_agent.rescue.ending import Ending, hear_exits
+from torch_watchdog_agent.rescue.ending import Ending, hear_ends_at_once, hear_exits
 from torch_watchdog_agent.rescue.saving import needed
 from torch_watchdog_agent.rescue.words import is_interrupt
 from torch_watchdog_agent.rescue.workers import unheard_children
 from torch_watchdog_agent.say import Voice
 from torch_watchdog_agent.turned_off import turned_off
 
-__all__ = ["arm", "disown", "failing_rank", "guarded", "is_training_thread", "joined_others", "launch_config", "made_rank", "rank"]
+__all__ = [
+    "arm",
+    "collective_failed",
+    "disown",
+    "failing_rank",
+    "guarded",
+    "is_training_thread",
+    "joined_others",
+    "launch_config",
+    "made_rank",
+    "rank",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -116,7 +127,7 @@ def _begin() -> Rank | None:
     atexit.register(_finish, os.getpid())
     sys.excepthook = _noting(sys.excepthook)
     _keep_evidence(_rank)
-    _hear_exits()
+    _hear_exits(_rank)
     return _rank
 
 
@@ -125,6 +136,15 @@ def joined_others() -> None:
     """This process is one of a job's ranks, whatever else is to come: an error that ends it before its first batch is told as any other."""
     if _config is not None and _rank is None:
         sys.excepthook = _noting(sys.excepthook)
+    if _rank is not None:
+        _rank.rescuer.lost_peer.went_on()  # its script has made a new group in the place of the one that broke
+
+
+@guarded("lost peer", at_end=True)
+def collective_failed(error: BaseException) -> None:
+    """What couples ranks has raised it; the script may catch it."""
+    if _rank is not None and is_training_thread():
+        _rank.rescuer.lost_peer.met(error)
 
 
 def failing_rank(error: BaseException) -> Rank | None:
@@ -214,7 +234,9 @@ def _note_exception(kind: type[BaseException], error: BaseException) -> bool:
         first_line = text_of(error).partition("\n")[0]
         here.history.note(f"{kind.__name__}: {first_line}", level=2)
         here.interrupted = is_interrupt(error)
-        if not here.interrupted:
+        if here.interrupted:
+            here.rescuer.lost_peer.went_on()  # who interrupts waits for nothing
+        else:
             with unheard_children():
                 here.failed(error)
     return False
@@ -228,10 +250,19 @@ def _await_word(error: BaseException) -> None:
 
 
 @guarded("exits", at_end=True)
-def _hear_exits() -> None:
+def _hear_exits(rank: Rank) -> None:
     global _ending
     _ending = Ending()
+    rank.rescuer.lingering.status = _ending.status
     hear_exits(_exit_asked)
+    hear_ends_at_once(_about_to_end)
+
+
+@guarded("exits", at_end=True)
+def _about_to_end() -> None:
+    """By `os._exit`, in the rank itself: in a process that it has forked there is no rank."""
+    if _rank is not None and is_training_thread():
+        _rank.rescuer.await_word()
 
 
 @guarded("exits", at_end=True)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_watchdog_agent.hooks import groups
-from torch_watchdog_agent.hooks.active import guarded, made_rank
+from torch_watchdog_agent.hooks.active import collective_failed, guarded, made_rank
 from torch_watchdog_agent.lockstep import Collective
 from torch_watchdog_agent.rescue.flight import NOTHING, Flight, Recorded
 from torch_watchdog_proto.rescue_words import GroupCalls
@@ -69,6 +69,22 @@ def patch(module: ModuleType) -> None:
         setattr(module.ProcessGroup, method, _set_apart(getattr(module.ProcessGroup, method)))
     if hasattr(module.ProcessGroup, _MONITORED):
         setattr(module.ProcessGroup, _MONITORED, _counted_once(module.ProcessGroup.monitored_barrier))
+    if hasattr(module, "Work"):
+        module.Work.wait = _heard(module.Work.wait)
+
+
+def _heard(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """What a collective meets on its way is raised where it is waited for."""
+
+    @functools.wraps(theirs)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return theirs(self, *args, **kwargs)
+        except RuntimeError as error:
+            collective_failed(error)
+            raise
+
+    return wait
 
 
 def calls_made(flight: Flight = NOTHING) -> tuple[GroupCalls, ...]:
@@ -145,6 +161,9 @@ def _counted_once(theirs: Callable[..., Any]) -> Callable[..., Any]:
         _enter(self, before)
         try:
             return theirs(self, *args, **kwargs)
+        except RuntimeError as error:
+            collective_failed(error)
+            raise
         finally:
             _leave(self, before)
 
@@ -174,7 +193,11 @@ def _compared(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         _about_to(self, name, args)
-        return theirs(self, *args, **kwargs)
+        try:
+            return theirs(self, *args, **kwargs)
+        except RuntimeError as error:
+            collective_failed(error)
+            raise
 
     return call
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_watchdog_agent.hooks import groups
-from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.active import collective_failed, guarded, rank
 from torch_watchdog_agent.rescue.replica import wrapped
 
 __all__ = ["group_timeout_s", "hold_timeout_s", "patch"]
@@ -39,6 +39,9 @@ def _time_waits(wrapper: Any) -> None:
         begun_ns = time.monotonic_ns()
         try:
             return theirs(self)
+        except RuntimeError as error:
+            collective_failed(error)
+            raise
         finally:
             _waited(time.monotonic_ns() - begun_ns)
 

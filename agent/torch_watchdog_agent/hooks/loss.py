@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from torch_watchdog_agent.hooks.active import guarded, rank
+from torch_watchdog_agent.hooks.active import collective_failed, guarded, rank
 from torch_watchdog_agent.hooks.scaler import unscaled
 
 __all__ = ["known", "patch"]
@@ -23,7 +23,11 @@ def patch(module: ModuleType) -> None:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not _known:
             _seen(tensors)
-        return theirs(tensors, *args, **kwargs)
+        try:
+            return theirs(tensors, *args, **kwargs)
+        except RuntimeError as error:  # gradients are averaged in here
+            collective_failed(error)
+            raise
 
     module.backward = backward  # type: ignore[attr-defined]
 

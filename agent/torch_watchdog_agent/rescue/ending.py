@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import builtins
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch_watchdog_agent.rescue.words import Words, innermost_own, words_of
 
-__all__ = ["Ending", "hear_exits"]
+__all__ = ["Ending", "hear_exits", "hear_ends_at_once"]
 
 
 class Ending:
@@ -53,6 +54,13 @@ class Ending:
         self._has_ended_it = frame is None
         if not self._has_ended_it:
             self._asked = self._held = None
+
+    def status(self) -> int:
+        """Of the process, if the script's end is that of the exit under way; 0 where there is none."""
+        if self._asked is None or not self._has_ended_it:
+            return 0
+        code = self._asked[1].code
+        return code if isinstance(code, int) else 1
 
     def taken(self, *, batches: int) -> tuple[SystemExit, Words] | None:
         """At interpreter exit: the exit that has ended the script. Asked for once."""
@@ -91,6 +99,20 @@ def hear_exits(asked: Callable[[object], Callable[[], None] | None]) -> None:
     sys.exit = leave
     if quitter.__module__ == "_sitebuiltins":  # not that of a shell
         quitter.__call__ = _saying(quitter.__call__, asked)  # type: ignore[method-assign]
+
+
+def hear_ends_at_once(about_to: Callable[[], object]) -> None:
+    """`os._exit` calls `about_to` first: no handler at interpreter exit runs behind it. Whatever comes of that, the process ends with its status."""
+    theirs = os._exit
+
+    @functools.wraps(theirs)
+    def leave(status: int) -> NoReturn:
+        try:
+            about_to()
+        finally:
+            theirs(status)
+
+    os._exit = leave
 
 
 def _saying(theirs: Callable[..., Any], asked: Callable[[object], Callable[[], None] | None]) -> Any:

@@ -8,7 +8,6 @@ all: a state that a half step may have touched is never called whole.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
@@ -19,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from torch_watchdog_agent.rescue.ahead import Ahead, on_device
 from torch_watchdog_agent.rescue.gpu import PROBE_S, OnGpu
 from torch_watchdog_agent.rescue.half_step import Phase, Place
+from torch_watchdog_agent.rescue.lingering import Lingering
+from torch_watchdog_agent.rescue.lost_peer import LostPeer
 from torch_watchdog_agent.rescue.own_failure import OwnFailure
 from torch_watchdog_agent.rescue.recent import RecentBatches
-from torch_watchdog_agent.rescue.saving import freed, save, seal
+from torch_watchdog_agent.rescue.saving import freed, reason_here, save, seal
 from torch_watchdog_agent.rescue.whole import WholeWindow
 from torch_watchdog_agent.rescue.words import Words, words_of
 from torch_watchdog_proto.messages import Leave, Left, Order, Saved, WriteCommitted
@@ -34,6 +35,7 @@ __all__ = ["Rescuer"]
 
 WORD_TIMEOUT_S = 5.0  # for the daemon's word to a rank that raises: where none comes it ends as it would have without us
 AFTER_NOTHING_S = 5.0  # a rank's end reaches the daemon through its node: a few 10 ms after the others have noticed their connection to it, on a quiet machine
+_NO_ANSWER = "the device answers to no other thread: its launch queue is full, or the loop waits in a copy such as tensor.cpu()"
 LEAVE_S = 3.0  # for a training thread that waits on its device, once nothing more is asked of it; the failed rank's keeper speaks first
 LAUNCH_S = 1.0  # for an update that is being launched on a device; a full queue keeps it from ever ending
 SETTLE_S = 5.0  # for a training thread that is between its update and the next fetch
@@ -54,7 +56,8 @@ class Rescuer:
         self._asked = self._standing = self._over = False
         self._gpu = OnGpu(rank)
         self.batches = RecentBatches(rank)
-        self._own = OwnFailure(rank, self._gpu, self.batches)
+        self._own, self.lost_peer = OwnFailure(rank, self._gpu, self.batches), LostPeer(rank)
+        self.lingering = Lingering(rank, is_over=self._is_over_here)
 
     # The training thread
 
@@ -104,6 +107,7 @@ class Rescuer:
         """The update has been applied, or left out. `window_closed`: it was the first of its window."""
         if window_closed:
             self._gpu.after_update()
+        self.lost_peer.went_on()
         with self._lock:
             self._phase = "after"
             if self._free is not None:
@@ -118,11 +122,7 @@ class Rescuer:
     def why_alone(self) -> str:
         """Why no other rank need be waited for any more, or nothing. From any thread."""
         free = self._free
-        return "" if free is None else f"the training cannot go on: {self._as_told_here(free)}"
-
-    def _as_told_here(self, free: Free) -> str:
-        """Behind this rank's own number: one that has lost another says so of itself, and is not the one that has failed."""
-        return re.sub(rf"^rank {self._rank.identity.rank}\b", "this rank", free.reason)
+        return "" if free is None else f"the training cannot go on: {reason_here(self._rank, free)}"
 
     def at_nothing(self) -> None:
         """A save of all ranks, or a hold, has come to nothing: where another has failed, this one is to be asked for its state, and not gone by then."""
@@ -178,15 +178,22 @@ class Rescuer:
             self._asked = rank.config.policy != "observe" and (rank.identity.world_size > 1 or not isinstance(error, SystemExit))
         if not rank.tell(message):
             self._asked = False
+        self.lingering.failed()
         recorded(rank, device_answers=lambda: True)  # the others are being freed meanwhile
 
     def await_word(self) -> None:
-        """After the rank's last exception was shown: a healthy state must not go before it is saved."""
+        """After the rank's last exception was shown, or as its process is about to end: a healthy state must not go before it is saved."""
         deadline = time.monotonic() + WORD_TIMEOUT_S
         with self._changed:
-            while self._asked and self._free is None and not self._over and time.monotonic() < deadline:
+            awaits = self._asked or self.lost_peer.is_known
+            while awaits and self._free is None and not self._over and time.monotonic() < deadline:
                 self._changed.wait(0.5)
         self._stand()
+        self.lost_peer.went_on()
+
+    def _is_over_here(self) -> bool:
+        """Whether a failure, this rank's or another's, ends the training, and nothing more is asked of this one. From any thread."""
+        return self._over and (self._asked or self._free is not None)
 
     def lost(self) -> None:
         """Nobody will say anything any more."""
@@ -231,7 +238,7 @@ class Rescuer:
         """This is the control thread, which must not wait for its own words: the rank comes free, and saves nothing."""
         from torch_watchdog_agent.rescue import sockets
 
-        self._rank.say(f"the training cannot go on ({self._as_told_here(free)}); nothing can be saved here: {why}")
+        self._rank.say(f"the training cannot go on ({reason_here(self._rank, free)}); nothing can be saved here: {why}")
         why = f"no thread for a rescue could be started ({why})"
         self._rank.tell(freed(self._rank, free, "nothing", why, self._rank.loop.updates_applied))
         self._over = True
@@ -247,13 +254,14 @@ class Rescuer:
             self._rank.say(f"this rank's part of the rescue has failed ({type(error).__name__}: {error})")
         finally:
             self.lost()
+            self.lingering.watch()
 
     def _rescue(self, free: Free) -> None:
         from torch_watchdog_agent.rescue import sockets
 
         rank = self._rank
         if rank.identity.world_size > 1:
-            rank.say(f"the training cannot go on ({self._as_told_here(free)}): this rank applies no further update")
+            rank.say(f"the training cannot go on ({reason_here(rank, free)}): this rank applies no further update")
         kept = rank.subjects.now()  # held here: an exception that unwinds the training must not take the state with it
         if on_device(kept):
             if rank.config.device_gate:
@@ -309,10 +317,7 @@ class Rescuer:
             return "nothing", why
         holds, why = self._shares(state)
         if (holds == "all" or self._part[1]) and not self._gpu.answers(state, within_s=PROBE_S):
-            return (
-                "nothing",
-                "the device answers to no other thread: its launch queue is full, or the loop waits in a copy such as tensor.cpu()",
-            )
+            return "nothing", _NO_ANSWER
         return holds, why
 
     def _let_the_update_end(self, *, within_s: float = SETTLE_S) -> None:

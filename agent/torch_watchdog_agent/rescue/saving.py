@@ -5,6 +5,7 @@ Owns what "as it was" means where a step had begun: buffers, schedulers and gene
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch_watchdog_agent.checkpoint.position import Place
     from torch_watchdog_agent.rank import Rank
 
-__all__ = ["freed", "needed", "save", "seal", "unsaved"]
+__all__ = ["freed", "needed", "reason_here", "save", "seal", "unsaved"]
 
 
 def needed(rank: Rank) -> object:
@@ -27,6 +28,11 @@ def needed(rank: Rank) -> object:
     from torch_watchdog_agent.checkpoint.save import owners
 
     return rank.subjects.now(), owners()
+
+
+def reason_here(rank: Rank, free: Free) -> str:
+    """Behind this rank's own number: one that has lost another says so of itself, and is not the one that has failed."""
+    return re.sub(rf"^rank {rank.identity.rank}\b", "this rank", free.reason)
 
 
 def freed(rank: Rank, free: Free, holds: Holds, why: str, updates: int, *, part: tuple[int, int] = (0, 0)) -> Freed:

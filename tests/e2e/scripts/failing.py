@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,6 +128,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--wait", default="", choices=["", "barrier", "all_reduce", "group"])
     parser.add_argument("--freeze", action="store_true", help="the other ranks stop, so that nothing can be asked of them")
     parser.add_argument("--teardown", type=float, default=None, help="destroy the process group in a finally, after so many seconds")
+    parser.add_argument("--answer", default="", choices=["", "return", "exit-now"], help="what the others do over the error that they get")
+    parser.add_argument("--thread", action="store_true", help="with a thread that never ends, as a tracker's")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument(
         "--no-buffers", action="store_true", help="the ranks meet in backward first, not in the forward that shares the buffers"
@@ -167,6 +170,8 @@ def check(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     begin("gloo", timeout_s=args.timeout)
+    if args.thread:
+        threading.Thread(target=threading.Event().wait).start()
     rank = dist.get_rank()
     plain, model, optimizer = build(args)
     other = dist.new_group([0, 1]) if args.wait == "group" else None
@@ -240,6 +245,16 @@ def train(args: argparse.Namespace) -> None:
         time.sleep(0.5)
 
 
+def answering(args: argparse.Namespace) -> None:
+    try:
+        train(args)
+    except RuntimeError:
+        if not args.answer:
+            raise
+        if args.answer == "exit-now":
+            os._exit(1)
+
+
 @record
 def recorded(args: argparse.Namespace) -> None:
     train(args)
@@ -252,4 +267,4 @@ if __name__ == "__main__":
     elif os.environ.get("RECORD"):
         recorded(given)
     else:
-        train(given)
+        answering(given)

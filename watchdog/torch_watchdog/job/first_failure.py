@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from torch_watchdog_proto.lost_peers import PEER_IS_GONE
+
 __all__ = [
     "ASKED_FOR_S",
     "ASKED_TO_END",
@@ -30,14 +32,6 @@ __all__ = [
 
 Role: TypeAlias = Literal["own", "peer", "asked", "finished", "leaving"]
 
-# Words of a process whose peer is gone or silent: gloo, NCCL, c10d's store, sockets.
-_PEER_IS_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by peer|broken pipe|timed out waiting|socket timeout|"
-    r"communicator was aborted|remote process exited|DistNetworkError|DistStoreError|recvValue failed|failed to recv|"
-    r"watchdog caught collective operation timeout|wait timeout|waiting for clients|NCCL error.*remote|ncclRemoteError|"
-    r"Application timeout caused pair closure|Read error|Rank \d+ successfully reached monitoredBarrier, but received errors",
-    re.IGNORECASE,
-)
 # Python's own sockets, and whatever a loader's worker does: a server of data that is away. What couples ranks raises errors of torch's.
 _OF_NO_PEER = re.compile(
     r"(Connection(Reset|Refused|Aborted)?|BrokenPipe|Timeout|OS)Error\b|.*(DataLoader worker \(pid|\(in \w+ worker process)"
@@ -183,7 +177,7 @@ class FirstFailure:
 
 def blames_a_peer(text: str) -> bool:
     """Whether these are the words of a rank that only lost its connection to another; not to a worker of its own loader, or to a server."""
-    return _PEER_IS_GONE.search(text) is not None and _OF_NO_PEER.match(text) is None
+    return PEER_IS_GONE.search(text) is not None and _OF_NO_PEER.match(text) is None
 
 
 def _names_another(rank: int, text: str) -> bool:
@@ -204,7 +198,7 @@ def died_of_the_asking(end: RankEnd) -> bool:
 def is_no_failure_of_its_own(end: RankEnd) -> bool:
     """Whether a rank may have come to this end because the launch was asked for it: by the signal, or by what that did to its workers and peers."""
     if end.text and not end.text.startswith("KeyboardInterrupt"):
-        return _PEER_IS_GONE.search(end.text) is not None or "DataLoader worker" in end.text
+        return PEER_IS_GONE.search(end.text) is not None or "DataLoader worker" in end.text
     return end.signal in (None, signals.SIGKILL, signals.SIGQUIT, *ASKED_TO_END) or blames_a_peer(end.log)
 
 
