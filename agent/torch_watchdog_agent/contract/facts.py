@@ -79,7 +79,7 @@ class Facts:
 
     @property
     def cell(self) -> str:
-        return self.spoken + (str(list(self.fact.element)) if self.fact.element else "")
+        return self.spoken + (f"[{','.join(map(str, self.fact.element))}]" if self.fact.element else "")
 
     @property
     def needed(self) -> int:

@@ -266,7 +266,7 @@ def test_the_refusal_is_a_runtime_error_whose_message_is_the_whole_diagnosis() -
         step(model, bad)
     guard.step_ended()
     assert not isinstance(caught.value, IndexError)
-    for word in ("x[1, 2] = 50", "0..49", "embedding", "table", "test_guard_harmless.py", "index 9 of the data set", "cause:", "fix:"):
+    for word in ("x[1,2] = 50", "0..49", "embedding", "table", "test_guard_harmless.py", "index 9 of the data set", "cause:", "fix:"):
         assert word in str(caught.value)
 
 

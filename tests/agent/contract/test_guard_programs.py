@@ -204,7 +204,7 @@ def test_a_bound_may_be_declared_by_the_path_and_by_what_people_are_told(name: s
     bad = legal[0]["ids"].clone()
     bad[2, 2] = 4
     found = loop.guard.fetched(({"ids": bad}, legal[1]), indices=None, worker=None).violation
-    assert found is not None and (found.batch.key, found.summary) == ("0.ids", "batch[0].ids[2, 2] = 4, allowed 0..3 as declared")
+    assert found is not None and (found.batch.key, found.summary) == ("0.ids", "batch[0].ids[2,2] = 4, allowed 0..3 as declared")
     contract: Any = loop.guard.contract()
     assert unmet_bounds(contract) == []
     assert [(row["key"], row["bound"]["high"]) for row in contract["guarded"] if row["op"] == "declared"] == [("0.ids", 3)]

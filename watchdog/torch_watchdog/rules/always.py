@@ -20,7 +20,7 @@ _CRITICAL = (
     ("bad_batch", _STOP_65, (
         ("batch.index_out_of_range", "every index that a batch leads to, against its table",
          "rank 1, step 23: ids[2,17] is 733, allowed 0..511 (embedding, table), dataset sample 1481"),
-        ("batch.not_finite", "float inputs, for NaN and infinity", "rank 1, step 23: values[0, 0] is nan: not finite before the model has touched it"),
+        ("batch.not_finite", "float inputs, for NaN and infinity", "rank 1, step 23: values[0,0] is nan: not finite before the model has touched it"),
         ("batch.empty", "labels, for a batch of which none is supervised", "rank 0, step 40: labels: nothing is left for cross_entropy"),
         ("batch.shape", "sizes that must agree", "rank 0, step 12: mask (4, 5) does not fit input_ids (4, 6)"),
         ("batch.dtype", "types, against what the operator takes", "rank 0, step 12: input_ids has dtype float32; embedding needs int64 or int32"),
