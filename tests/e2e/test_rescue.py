@@ -164,7 +164,7 @@ def test_steps_that_another_rank_took_for_its_own_are_not_called_whole(tmp_path:
     run = failed(tmp_path, "--fault", "repeat")
     (incident,) = run.incidents
     assert (run.code, incident["origin"]["rank"], incident["action"]["checkpoint"]) == (1, 1, None), run.err
-    assert "rank 0 has applied 8 updates and rank 1 5: they were not in the same steps" in incident["cause"]
+    assert "rank 0 has applied 8 updates and rank 1 5: they were not in the same steps, as where a script repeats one" in incident["cause"]
 
 
 def test_a_restart_of_the_launcher_goes_on_from_what_was_saved(tmp_path: Path) -> None:

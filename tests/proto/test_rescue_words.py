@@ -188,7 +188,7 @@ def test_what_ranks_hold_that_were_not_in_the_same_steps_is_the_state_of_none(fa
     run.freed(0, first)
     run.freed(2, second)
     if why:
-        assert run.ended[0].reason == f"nothing was saved: {why}: they were not in the same steps"
+        assert run.ended[0].reason == f"nothing was saved: {why}: they were not in the same steps, as where a script repeats one"
     else:
         assert not run.ended
         assert Rescue in (*run.kinds(0), *run.kinds(2))
