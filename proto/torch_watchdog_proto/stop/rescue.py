@@ -223,7 +223,8 @@ class RescueCoordinator:
         ahead, behind = max(holds, key=holds.__getitem__, default=None), min(updates, key=updates.__getitem__, default=None)
         if ahead is None or behind is None or updates[ahead] < updates[behind] + 2:
             return ""
-        return f"rank {ahead} has applied {count(updates[ahead], 'update')} and rank {behind} {updates[behind]}: they were not in the same steps, as where a script repeats one"
+        differ = f"rank {ahead} has applied {count(updates[ahead], 'update')} and rank {behind} {updates[behind]}"
+        return f"{differ}: they were not in the same steps, as where a script repeats one"
 
     def _why_nothing(self) -> str:
         if self._problem:
