@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_watchdog_agent.errors import of_a_signal, text_of
 from torch_watchdog_agent.rescue.flight import NOTHING, Flight, keep, read
@@ -92,8 +92,8 @@ def looked_at() -> tuple[bool, str, str]:
 def handled() -> str:
     """What the training thread has caught, and is not done with: `ValueError: no such row at train.py:31`. Behind it a collective in a `finally` waits for
     ranks that never come. Empty where there is none."""
-    error = sys._current_exceptions().get(threading.main_thread().ident or 0)
-    error = error[1] if isinstance(error, tuple) else error  # as Python 3.11 has it
+    caught: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = caught[1] if isinstance(caught, tuple) else caught  # as Python 3.11 has it
     if error is None:
         return ""
     words = words_of(error)
