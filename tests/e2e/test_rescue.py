@@ -120,7 +120,9 @@ def test_a_rank_that_is_stopped_is_found_and_the_job_ends_with_75(tmp_path: Path
     assert incident["action"]["checkpoint"]["committed"], incident["cause"]
     assert saved_as_after_an_update(run, incident, *model)
     assert "SIGSTOP" in incident["summary"]
-    assert "; the watchdog ended by SIGKILL what made no progress" in run.err and "kill -CONT" not in run.err.partition(" stopped: ")[2], run.err
+    assert "; the watchdog ended by SIGKILL what made no progress" in run.err and "kill -CONT" not in run.err.partition(" stopped: ")[2], (
+        run.err
+    )
     assert "waits in a collective" in (run.run_dir / "incidents" / incident["id"] / "stacks.txt").read_text()
 
 

@@ -107,7 +107,8 @@ class Rescuer:
         """The update has been applied, or left out. `window_closed`: it was the first of its window."""
         if window_closed:
             self._gpu.after_update()
-        self.lost_peer.went_on()
+        if self.lost_peer.is_known:  # asked here, not there: a call less in every step
+            self.lost_peer.went_on()
         with self._lock:
             self._phase = "after"
             if self._free is not None:
@@ -185,8 +186,7 @@ class Rescuer:
         """After the rank's last exception was shown, or as its process is about to end: a healthy state must not go before it is saved."""
         deadline = time.monotonic() + WORD_TIMEOUT_S
         with self._changed:
-            awaits = self._asked or self.lost_peer.is_known
-            while awaits and self._free is None and not self._over and time.monotonic() < deadline:
+            while (self._asked or self.lost_peer.is_known) and self._free is None and not self._over and time.monotonic() < deadline:
                 self._changed.wait(0.5)
         self._stand()
         self.lost_peer.went_on()

@@ -124,5 +124,6 @@ def _heard(folder: Path, printed: Any, noticed: list[Violation], errors: str) ->
             elif isinstance(record, TensorSeen):
                 tensors.append((keys[record.key_id], tuple(record.shape)))
     said = [line for line in errors.splitlines() if line.startswith("[torch-watchdog]")]
-    complaints = [line for line in said if ": policy observe, so the training goes on unchanged" not in line]  # what it found is no complaint of its own
+    found = ": policy observe, so the training goes on unchanged"  # no complaint of its own
+    complaints = [line for line in said if found not in line]
     return Heard(printed, noticed, losses, evaluated, steps, tensors, complaints, reaches, tokenizers, phases)
