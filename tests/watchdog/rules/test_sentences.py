@@ -40,7 +40,7 @@ def form(sentence: str) -> str:
     sentence = re.sub(r"\b(cpu|meta|cuda:\d+)", "DEVICE", sentence)
     plain = re.sub(r"\b(input_ids|labels|ids|values)\b", "NAME", re.sub(r"\(\w+, float32\)", "(MODULE)", sentence))
     plain = re.sub(r"the output of \S+", "the output of MODULE", re.sub(r" or -#|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", plain))
-    return plain.replace(" or #", "")
+    return plain.replace(" or #", "").replace("[#, #]", "[#,#]")  # the recorded runs are older than this spelling of an element
 
 
 @pytest.fixture(scope="module")
