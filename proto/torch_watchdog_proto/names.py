@@ -1,4 +1,4 @@
-"""How people are told which tensor of a batch is meant: `0.targets` and element [7, 3] as `batch[0].targets[7, 3]`.
+"""How people are told which tensor of a batch is meant: `0.targets` and element (7, 3) as `batch[0].targets[7,3]`.
 
 Pure. The path itself (`0.targets`) is what files, JSON and settings hold.
 """
